@@ -11,7 +11,9 @@ from ruamel.yaml import YAML
 from typer.main import get_command
 
 from drivetrain.cli.app import app
-from drivetrain.importing.llama_commands import commands, only_answers
+from drivetrain.importing.llama_commands import commands, only_answers, translated
+from drivetrain.importing.translated_file import Source
+from drivetrain.importing.verb import import_files
 
 Run = Callable[..., tuple[int, str, str]]
 MODEL = {"model_name_or_path": "base", "adapter_name_or_path": "saves/lora", "template": "llama3"}
@@ -28,6 +30,8 @@ PREDICT = {
     "per_device_eval_batch_size": 1,
     "cutoff_len": 512,
 }
+DRAWN = "workload.generate.max_new_tokens=128 workload.generate.temperature=0.95"
+LIKELIEST = "workload.generate.max_new_tokens=1024 workload.generate.temperature=0"
 
 
 @pytest.mark.parametrize(
@@ -39,8 +43,23 @@ PREDICT = {
         (
             PREDICT,
             [
-                "drivetrain predict RUN workload.generate.max_new_tokens=128 --data a --llama-factory saves/predict/a",
-                "drivetrain predict RUN workload.generate.max_new_tokens=128 --data b --llama-factory saves/predict/b",
+                f"drivetrain predict RUN {DRAWN} --data a --llama-factory saves/predict/a",
+                f"drivetrain predict RUN {DRAWN} --data b --llama-factory saves/predict/b",
+            ],
+        ),
+        (
+            {**MERGE, "export_size": None, "export_quantization_bit": None, "trust_remote_code": True},
+            ["drivetrain export RUN --to transformers --output out/merged --trust"],
+        ),
+        (
+            {**MODEL, "do_predict": True, "do_sample": False, "trust_remote_code": True},
+            [f"drivetrain predict RUN {LIKELIEST} --llama-factory predict --trust"],
+        ),
+        (
+            {**INFER, "temperature": 0.5, "default_system": "brief"},
+            [
+                "drivetrain chat saves/lora --system brief --temperature 0.5 --trust",
+                "drivetrain serve saves/lora --trust",
             ],
         ),
         ({**MODEL, "dataset": "identity"}, []),
@@ -79,6 +98,29 @@ def test_a_file_that_trains_nothing_gives_its_commands_and_no_run_file(
     assert "no such key" not in out
     assert not Path("file-run.yaml").exists()
     assert ("RUN: the folder of a run" in err) == any(" RUN " in each for each in commands(raw))
+
+
+def test_keys_that_decide_answers_are_listed_as_such(tmp_path: Path) -> None:
+    given = {**PREDICT, "top_p": 0.9, "num_beams": 4, "do_sample": True, "default_system": "brief", "top_k": 0}
+    notes = translated(Source("file.yaml", "llama_factory", given, tmp_path), given).notes
+    fates = {note.key: note.fate for note in notes}
+    refused = {"top_p", "num_beams", "default_system"}
+    assert {key for key, fate in fates.items() if fate == "refused"} == refused
+    assert {key: fates[key] for key in ("cutoff_len", "do_predict", "do_sample", "top_k")} == {
+        "cutoff_len": "changed",
+        "do_predict": "changed",  # there from the likeliest tokens, by default
+        "do_sample": "mapped",
+        "top_k": "unneeded",
+    }
+
+
+def test_a_run_file_that_would_not_be_written_may_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    YAML(typ="safe", pure=True).dump(INFER, Path("file.yaml"))
+    Path("file-run.yaml").write_text("mine")
+    found = import_files([Path("file.yaml")], None, None)
+    assert (found.output, found.commands) == (None, commands(INFER))
+    assert Path("file-run.yaml").read_text() == "mine"
 
 
 def test_a_training_that_predicts_and_exports_has_a_run_file_and_the_commands(

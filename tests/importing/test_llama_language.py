@@ -286,3 +286,7 @@ def test_llama_factorys_demonstration_data_train_by_their_names(drivetrain: Run,
         dataset_dir=shared_data / "sft",
     )
     assert trained(drivetrain)["data"]["train_samples"] == 40
+
+
+def test_a_number_of_held_out_samples_is_given_up_by_name(tmp_path: Path) -> None:
+    assert notes_of(tmp_path, SFT + "val_size: 1000\n")["val_size"].alters

@@ -11,6 +11,9 @@ import pytest
 from transformers.trainer_callback import TrainerState
 
 from drivetrain.errors import UserError
+from drivetrain.importing.key_reader import KeyReader
+from drivetrain.importing.training_rhythm import evaluation
+from drivetrain.importing.translated_file import Source, TranslatedFile
 from tests.importing.made import notes_of, run_of
 
 XTUNER = """
@@ -102,3 +105,11 @@ def test_a_norm_that_clips_nothing_is_none(norm: float, tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", [0, -1])
 def test_no_limit_on_checkpoints_is_reported(limit: int, tmp_path: Path) -> None:
     assert notes_of(tmp_path, arguments(save_total_limit=limit), ".json")["save_total_limit"].fate == "changed"
+
+
+def test_the_metric_keeps_its_capitals(tmp_path: Path) -> None:
+    found = TranslatedFile(
+        Source("given.json", "training_arguments", {"metric_for_best_model": "eval_Brier"}, tmp_path)
+    )
+    evaluation(KeyReader(found.source.raw, found))
+    assert found.translation.settings["evaluation.metric"] == "Brier"

@@ -12,7 +12,7 @@ import pytest
 from drivetrain.errors import UserError
 from drivetrain.importing.training_keys import KEYS as TRAINING
 from drivetrain.importing.training_keys import TOGETHER as OF_TRAINING
-from drivetrain.importing.trl_grpo import KEYS, TOGETHER
+from drivetrain.importing.trl_grpo import COUNTS, KEYS, NUMBERS, TOGETHER, USUAL
 from tests.importing.made import imported
 
 GIVEN = {
@@ -62,6 +62,8 @@ def test_settings_of_the_loss_are_kept(tmp_path: Path) -> None:
     [
         ({"top_p": 0.9}, "all tokens are drawn from"),
         ({"entropy_coef": 0.1}, "there is no bonus for entropy"),
+        ({"disable_dropout": True}, "the model's own dropout is taken"),
+        ({"generation_batch_size": 64}, "it depends on the number of devices"),
         ({"multi_objective_aggregation": "normalize_then_sum"}, "rewards are added up before"),
     ],
 )
@@ -78,6 +80,8 @@ def test_what_would_train_something_else_is_refused(tmp_path: Path, given: dict[
     [
         ({"per_device_train_batch_size": 3}, "are no whole number of groups of 8"),
         ({"reward_funcs": ["brevity"]}, "brevity is not known"),
+        ({"reward_weights": [1.0]}, "1 were given for 2 rewards"),
+        ({"reward_weights": ["high", 1.0]}, "'high' was given"),
     ],
 )
 def test_what_cannot_be_read_is_an_error(tmp_path: Path, given: dict[str, Any], why: str) -> None:
@@ -90,3 +94,39 @@ def test_every_field_of_the_installed_class_is_known() -> None:
     trl = pytest.importorskip("trl")
     fields = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
     assert fields - {*KEYS, *TOGETHER, *TRAINING, *OF_TRAINING} == set()
+
+
+def test_what_is_left_out_is_what_trl_does(tmp_path: Path) -> None:
+    raw, notes = workload(tmp_path, learning_rate=None)
+    assert raw["optimizer"]["lr"] == 1e-6
+    assert (raw["precision"], raw["recompute"], raw["tracking"]["log_every"]) == ("bf16-mixed", True, 10)
+    assert raw["workload"]["reinforcement"]["max_new_tokens"] == 512
+    assert "the source's default" in notes["gradient_checkpointing"].why
+    given, _ = workload(tmp_path, fp16=True, gradient_checkpointing=False, learning_rate=5e-5)
+    assert (given["precision"], given["recompute"], given["optimizer"]["lr"]) == ("fp16-mixed", False, 5e-5)
+    assert workload(tmp_path, bf16=False)[0]["precision"] == "fp32"
+
+
+def test_the_defaults_are_those_of_the_installed_class() -> None:
+    trl = pytest.importorskip("trl")
+    theirs = {field.name: field.default for field in dataclasses.fields(trl.GRPOConfig)}
+    ours = {**USUAL, **{key: default for key, (_, default) in {**NUMBERS, **COUNTS}.items()}}
+    assert {key: theirs[key] for key in ours} == ours
+    assert theirs["bf16"] is None  # on, unless fp16 is
+
+
+def test_nothing_is_held_out_and_an_evaluation_has_the_test_split(tmp_path: Path) -> None:
+    data = workload(tmp_path, eval_strategy="no")[0]["workload"]["data"]
+    assert data == {"train": "owner/questions", "evaluation_fraction": 0.0}
+    given = {"dataset_train_split": "math", "dataset_test_split": "held", "eval_strategy": "epoch"}
+    data = workload(tmp_path, **given)[0]["workload"]["data"]
+    assert data["train"] == {"path": "owner/questions", "split": "math"}
+    assert data["evaluation"] == {"path": "owner/questions", "split": "held"}
+    assert "evaluation_fraction" not in data
+
+
+def test_data_in_their_own_order_are_refused(tmp_path: Path) -> None:
+    assert workload(tmp_path, shuffle_dataset=False)[1]["shuffle_dataset"].fate == "refused"
+    assert workload(tmp_path, shuffle_dataset=True)[1]["shuffle_dataset"].fate == "unneeded"
+    _, notes = workload(tmp_path, generation_batch_size=32, steps_per_generation=2)  # as GRPOConfig writes itself
+    assert notes["generation_batch_size"].fate == "unneeded"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from drivetrain.training.evaluation import scores_of
 from drivetrain.workloads.base import Outputs
+from drivetrain.workloads.metrics import Accuracy
 from drivetrain.workloads.sample_scores import SampleScores, in_order, write_scores
+from drivetrain.workloads.user_task import Binary
 
 
 def scores_of_rank(batches: list[int], classes: int = 3) -> SampleScores:
@@ -65,3 +70,24 @@ def test_answers_that_are_no_class_a_sample_leave_the_loss_alone(by_class: bool)
     scores.add(torch.ones(1, 2, dtype=torch.float64), Outputs(torch.tensor(1.0), 2, pixels, pixels))
     scores.add(torch.ones(2, 2, dtype=torch.float64), Outputs(torch.tensor(1.0), 2, pixels, pixels))
     assert {name: len(batches) for name, batches in scores.parts().items()} == {"loss": 1}, "two terms have no one mean"
+
+
+def test_ignored_targets_are_neither_right_nor_wrong() -> None:
+    scores = scores_of(cast(Any, SimpleNamespace(metrics=lambda: {"accuracy": Accuracy(-100)})))
+    predictions, targets = torch.tensor([1, 2, 0, 1]), torch.tensor([1, -100, -100, 0])
+    scores.add(torch.ones(1, 2, dtype=torch.float64), Outputs(torch.tensor(1.0), 2, predictions, targets))
+    found = in_order([(0, scores.parts())])
+    assert found["right"].tolist() == [True, False]
+    assert found["targets"].tolist() == targets.tolist(), "by which runs on the same samples are recognised"
+
+
+def test_samples_of_several_labels_have_no_answer_of_one_class() -> None:
+    task, output = Binary(logits=True), torch.tensor([[1.0, -1.0], [2.0, 3.0]])
+    predictions, targets = task.compared(output, torch.tensor([[1.0, 1.0], [1.0, 1.0]]))
+    scores = SampleScores(by_class=True)
+    scores.add(torch.ones(1, 2, dtype=torch.float64), Outputs(torch.tensor(1.0), 4, predictions, targets))
+    assert set(scores.parts()) == {"loss"}
+    accuracy = Accuracy()
+    accuracy.update(predictions, targets)
+    assert accuracy.compute() == 0.75, "over all labels, as before"
+    assert task.compared(output[:, :1], output[:, :1])[0].shape == (2,)

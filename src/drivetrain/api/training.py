@@ -170,7 +170,7 @@ def started(ready: Checked, objects: Mapping[str, Any], **job: Any) -> Result:
                 return start_at_terminal(sent, Node())
             with shown_here(task.run.folder, task.quiet):
                 return start_at_terminal(sent.model_copy(update={"quiet": True}), Node())
-        with _leaving_no_trace(), _failing_as_a_run():
+        with leaving_no_trace(), _failing_as_a_run():
             return start_at_terminal(sent, Node())
 
 
@@ -196,7 +196,7 @@ def _sent(objects: Mapping[str, Any], task: Job) -> Iterator[Job]:
 
 
 @contextmanager
-def _leaving_no_trace() -> Iterator[None]:
+def leaving_no_trace() -> Iterator[None]:
     """Restores the caller's random generators and PyTorch's choice of kernels afterwards."""
     state, deterministic = rng_state(), torch.are_deterministic_algorithms_enabled()
     try:

@@ -131,7 +131,7 @@ def _table(rows: Sequence[Row]) -> Table:
             table.add_column("difference", justify="right")
     for row in rows:
         cells = [row["data"]] if by_data else []
-        cells += [row["model"], *([_step(row["checkpoint"])] if by_step else [])]
+        cells += [row["model"], *([_step(row)] if by_step else [])]
         cells += ["" if row["samples"] is None else f"{row['samples']:,}"]
         for name in names:
             cells.append(_value(row, name))
@@ -140,8 +140,10 @@ def _table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _step(checkpoint: str | None) -> str:
-    return "failed" if checkpoint is None else Path(checkpoint).name.removeprefix("step-").lstrip("0") or "0"
+def _step(row: Row) -> str:
+    if row["failure"]:
+        return "failed"
+    return "" if row["checkpoint"] is None else Path(row["checkpoint"]).name.removeprefix("step-").lstrip("0") or "0"
 
 
 def _value(row: Row, name: str) -> str:

@@ -14,8 +14,8 @@ from drivetrain.compare.evaluating import located
 from drivetrain.compare.evaluations import Evaluation
 from drivetrain.compare.scores import Scores
 from drivetrain.data.language.choice_sets import Subject, read_subjects
-from drivetrain.errors import UserError
-from drivetrain.inference.loading import load_model
+from drivetrain.errors import Problem, RunError, UserError
+from drivetrain.inference.loading import check_source, load_model
 from drivetrain.inference.multiple_choice import choose
 
 Tell = Callable[[str], None]
@@ -29,11 +29,47 @@ def choice_evaluations(
     each category where the folder names some.
 
     models: (label, place as load_model takes it, checkpoint). only: subjects, all if empty. tell: gets a line of
-    progress. Raises UserError.
+    progress. Raises UserError before any work, with the places that hold no model; of several models, one that fails
+    later has its reason in its rows.
     """
     subjects = read_subjects(folder, only, shots)
-    by_model = [_of_model(*model, subjects, shots, trust, tell) for model in models]
+    _check_places(models, trust)
+    alone = len(models) == 1
+    by_model = [_of_model_or_failed(*model, subjects, shots, trust, tell, alone) for model in models]
     return [found for same_data in zip(*by_model, strict=True) for found in same_data]
+
+
+def _check_places(models: Sequence[tuple[str, Path, str]], trust: bool) -> None:
+    """Raises UserError with all places that hold neither a run nor a model, and checkpoints that are not there."""
+    problems: list[Problem] = []
+    for label, place, checkpoint in models:
+        try:
+            check_source(place, checkpoint, trust)
+        except UserError as error:
+            problems += [located(label, each) for each in error.problems]
+    if problems:
+        raise UserError(list(dict.fromkeys(problems)))
+
+
+def _of_model_or_failed(
+    label: str,
+    place: Path,
+    checkpoint: str,
+    subjects: Sequence[Subject],
+    shots: int,
+    trust: bool,
+    tell: Tell,
+    is_alone: bool,
+) -> list[Evaluation]:
+    """Returns a model's evaluations; those of one that fails have the reason, unless it is the only one."""
+    try:
+        return _of_model(label, place, checkpoint, subjects, shots, trust, tell)
+    except (UserError, RunError) as error:
+        if is_alone:
+            raise
+        tell(f"{label}: {error}")
+        names = [*(subject.name for subject in subjects), *_groups(subjects)]
+        return [Evaluation(label, name, None, {}, str(error)) for name in names]
 
 
 def _of_model(
@@ -59,11 +95,15 @@ def _of_model(
 
 
 def _together(label: str, subjects: Sequence[Subject], found: Sequence[Evaluation]) -> Iterator[Evaluation]:
-    categories = sorted({subject.category for subject in subjects if subject.category is not None})
-    for name in [*categories, ALL]:
+    for name in _groups(subjects):
         parts = [each for subject, each in zip(subjects, found, strict=True) if name in (ALL, subject.category)]
         seconds = sum(each.result["seconds"] for each in parts if each.result is not None)
         yield _evaluation(label, name, [each.scores["accuracy"] for each in parts], seconds)
+
+
+def _groups(subjects: Sequence[Subject]) -> list[str]:
+    """Returns the names of the rows that put subjects together: their categories, and all."""
+    return [*sorted({subject.category for subject in subjects if subject.category is not None}), ALL]
 
 
 def _scores(right: np.ndarray, subject: Subject) -> Scores:

@@ -6,17 +6,15 @@ import functools
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from drivetrain.compare.chance import is_at_chance
+from drivetrain.compare.directions import Better, better_end
 from drivetrain.compare.noise import ONE_RUN_VARIES
 from drivetrain.compare.result_rows import Comparison, Row
 from drivetrain.tracking.quantities import rate_text, size_text
 from drivetrain.training.report import RunReport
 
 Value = Callable[[RunReport], float | None]
-Better = Literal["low", "high"]
-LOWER_IS_BETTER = ("loss", "error", "perplexity")  # endings of metrics' names
 
 TIME = "wall time of the training loop, evaluation and saving included"
 RATE = "samples a second: the steady rate, without first steps, evaluation and saving"
@@ -204,12 +202,13 @@ def _against(measured: float | None, planned: float | None) -> float | None:
 
 def _metrics(comparison: Comparison) -> list[Column]:
     """Returns the last evaluation's metrics; the one that decides comes first."""
-    names = dict.fromkeys(name for row in comparison.completed for report in row.reports for name in report.metrics)
+    reports = [report for row in comparison.completed for report in row.reports]
+    names = dict.fromkeys(name for report in reports for name in report.metrics)
     first = deciding_metric(comparison)
     ordered = sorted(names, key=lambda name: name != first)
 
     def of(name: str) -> Column:
-        better: Better = "low" if name.endswith(LOWER_IS_BETTER) else "high"
+        better = better_end(reports, name)
         decides = ", which decides" if name == first else ""
         about = f"{METRICS.get(name, 'a metric of the workload')}, at the last evaluation{decides}"
         column = _of(name, name, lambda r: r.metrics.get(name), lambda v: f"{v:.4f}", better, about)

@@ -76,6 +76,8 @@ def build_matrix(
         raise problem("axes", f"they make {len(chosen) * num_seeds:,} cells", f"give at most {MOST_CELLS:,}")
     if job.checkpoint is not None:
         _check_weights(job.verb, job.checkpoint)
+    if job.plan and job.verb != "train":
+        raise problem("--plan", "only trainings are planned", "leave it out, or compare trainings")
     if num_seeds > 1 and any(axis.key == "seed" for axis in axes):
         raise problem("--seeds", "seed is an axis already", "give one of the two")
     earlier = _earlier(root)

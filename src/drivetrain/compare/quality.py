@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from functools import cached_property
 
-from drivetrain.compare.columns import LOWER_IS_BETTER
+from drivetrain.compare.directions import better_end
 from drivetrain.compare.equal_rows import groups
 from drivetrain.compare.metric_noise import noise_of, residual
 from drivetrain.compare.noise import LEVEL, Difference, behind
@@ -29,9 +29,11 @@ class Quality:
         self.groups = [found for group in groups(rows) if (found := [r for r in group if self.of([r]) is not None])]
         self._residual = residual(self.groups, metric)
 
-    @property
+    @cached_property
     def lower(self) -> bool:
-        return self.metric.endswith(LOWER_IS_BETTER)
+        """Whether less is better. The metric that decides has a direction, and so have others that are judged."""
+        reports = (report for group in self.groups for row in group for report in row.reports)
+        return better_end(reports, self.metric) == "low"
 
     @property
     def tells_apart(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from drivetrain.compare.chance import is_at_chance
 from drivetrain.compare.columns import deciding_metric
+from drivetrain.compare.directions import better_end
 from drivetrain.compare.noise import LEVEL, Rates, behind
 from drivetrain.compare.quality import Quality
 from drivetrain.compare.result_rows import Comparison, Row
@@ -61,7 +62,9 @@ def judged(comparison: Comparison) -> Verdict:
     """Returns the verdict. The level is shared between the claims about the metric and those about speed."""
     considered = [row for row in with_rates(comparison) if not row.is_stand_in]
     metric = deciding_metric(comparison)
-    quality = None if metric is None else Quality(considered, metric, LEVEL / 2)
+    reports = [report for row in considered for report in row.reports]
+    has_end = metric is not None and better_end(reports, metric) is not None
+    quality = Quality(considered, metric, LEVEL / 2) if metric is not None and has_end else None
     if quality is not None and quality.groups:
         considered = [row for row in considered if quality.of([row]) is not None]
     else:

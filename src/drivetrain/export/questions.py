@@ -89,9 +89,9 @@ def _of_sequences(workload: Any, model: Any, samples: Samples, taken: Sequence[A
     keep = max(1, min(positions, MOST_SCORES // (vocabulary * max(1, len(inputs)))))
     labels = [batch.labels[0, :MOST_TOKENS][-keep:] for batch in batches]
     prompts = [list(each.ids) for each in workload.prompts_for(samples, range(min(PROMPTS, len(taken)))).values()]
-    prompts = [ids[-MOST_TOKENS:] for ids in prompts] or [
-        batch["input_ids"][0, :PROMPT_TOKENS].tolist() for batch in inputs[:PROMPTS]
-    ]
+    prompts = prompts or [batch["input_ids"][0, :PROMPT_TOKENS].tolist() for batch in inputs[:PROMPTS]]
+    longest = _longest_prompt(model)
+    prompts = [ids[-longest:] for ids in prompts] if longest > 0 else []
     return Questions(
         inputs,
         labels,
@@ -102,6 +102,13 @@ def _of_sequences(workload: Any, model: Any, samples: Samples, taken: Sequence[A
         texts=list(TEXTS),
         text_ids=workload.encoded(TEXTS),
     )
+
+
+def _longest_prompt(model: Any) -> int:
+    """Returns the tokens of a prompt after which the model has places for a whole answer: beyond its places runtimes
+    differ, and some stop. 0 and below: it has no places for one."""
+    places = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return MOST_TOKENS if places is None else min(MOST_TOKENS, places - NEW_TOKENS)
 
 
 @torch.no_grad()
@@ -137,8 +144,7 @@ def output_of(model: nn.Module, inputs: dict[str, Tensor], **settings: bool) -> 
 
 def _greedy(model: Any, prompt: Sequence[int], ends: frozenset[int]) -> tuple[list[int], list[float]]:
     ids, margins = list(prompt), list[float]()
-    places = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    while len(ids) - len(prompt) < NEW_TOKENS and not (places is not None and len(ids) >= places):
+    while len(ids) - len(prompt) < NEW_TOKENS:
         logits = model(input_ids=torch.tensor([ids])).logits[0, -1].float()
         (first, second), (token, _) = (each.tolist() for each in logits.topk(2))
         ids.append(token)

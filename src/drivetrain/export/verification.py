@@ -125,15 +125,20 @@ def _weight_failures(expected: Mapping[str, list[str]] | None, found: Mapping[st
 
 
 def _tokenizer_failures(questions: Questions, answered: Answered) -> list[str]:
-    failures = []
-    pairs = list(zip(questions.dialogues, answered.dialogues, strict=False)) if answered.dialogues else []
+    asked = {"chat template": (questions.dialogues, answered.dialogues), "tokenizer": (questions.texts, answered.texts)}
+    failures = [
+        f"its {name} was not compared: {len(found)} of {len(wanted)} were answered"
+        for name, (wanted, found) in asked.items()
+        if len(found) != len(wanted)
+    ]
+    pairs = list(zip(questions.dialogues, answered.dialogues, strict=False))
     wrong = [ours for ours, theirs in pairs if list(ours.ids) != theirs]
     if wrong:
         question = wrong[0].messages[-1]["content"]
         failures.append(
             f"its chat template renders {len(wrong)} of {len(pairs)} conversations otherwise: {question[:60]!r}"
         )
-    texts = list(zip(questions.texts, questions.text_ids, answered.texts, strict=False)) if answered.texts else []
+    texts = list(zip(questions.texts, questions.text_ids, answered.texts, strict=False))
     other = [text for text, ours, theirs in texts if ours != theirs]
     if other:
         failures.append(f"its tokenizer gives other ids for {len(other)} of {len(texts)} texts: {other[0][:60]!r}")

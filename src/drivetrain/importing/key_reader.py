@@ -22,21 +22,27 @@ OF_JUNK = (TypeError, AttributeError, ValueError, KeyError, IndexError, Overflow
 
 @dataclass
 class KeyReader:
-    """Reads keys. prefix: of the keys, with its dot. A key that is null counts as missing."""
+    """Reads keys. prefix: of the keys, with its dot. usual: defaults of this file's class that differ from those of the
+    class it extends; they win over the default that a reading function names. A key that is null counts as missing."""
 
     raw: Mapping[str, Any]
     found: TranslatedFile
     prefix: str = ""
     used: set[str] = field(default_factory=set)
+    usual: Mapping[str, Any] = field(default_factory=dict)
 
     def take(self, name: str, default: Any = None) -> Any:
         self.used.add(name)
         value = self.raw.get(name)
-        return default if value is None else value
+        return self.usual.get(name, default) if value is None else value
 
     def has(self, name: str) -> bool:
         self.used.add(name)
         return self.raw.get(name) is not None
+
+    def has_value(self, name: str) -> bool:
+        """Returns whether the key is there, or has a default of this file's class."""
+        return self.has(name) or name in self.usual
 
     def number(self, name: str, default: float) -> float:
         return number(self.prefix + name, self.take(name, default))
@@ -63,6 +69,7 @@ class KeyReader:
             self.found.defaults[to] = Default(self.prefix + name, value)
             return
         self.found.translation.set(self.prefix + name, to, value, why)
+        default = self.usual.get(name, default)
         if is_soft or (default is not None and agree(value, default)):
             self.found.soft.add(to)
 

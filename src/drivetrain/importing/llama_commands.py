@@ -18,11 +18,16 @@ from drivetrain.runtime.run_folder import RunFolder
 
 RUN = "RUN"  # stands for the folder of the run, where the file cannot name it
 INFERENCE = ("infer_backend", "export_dir", "do_predict")  # keys that make a file one of these
-ANSWERS = {"max_new_tokens": "workload.generate.max_new_tokens", "temperature": "workload.generate.temperature"}
-
+# key → field of the run, and LLaMA-Factory's default (its GeneratingArguments)
+ANSWERS: dict[str, tuple[str, float]] = {
+    "max_new_tokens": ("workload.generate.max_new_tokens", 1024),
+    "temperature": ("workload.generate.temperature", 0.95),
+}
+# keys that decide how its answers are drawn → the value at which they change nothing
+DRAWING = {"top_p": 1.0, "top_k": 0.0, "num_beams": 1.0, "repetition_penalty": 1.0, "length_penalty": 1.0}
 
 TAKEN = (
-    *("model_name_or_path", "adapter_name_or_path", "trust_remote_code", "infer_backend", "do_predict", "eval_dataset"),
+    *("model_name_or_path", "adapter_name_or_path", "trust_remote_code", "infer_backend", "eval_dataset"),
     *("output_dir", "export_dir", "export_size", *ANSWERS),
 )
 OWN_BACKEND = "drivetrain answers with its own engine, on any device that PyTorch has"
@@ -56,9 +61,33 @@ def translated(source: Source, known: Iterable[str]) -> TranslatedFile:
     for key, (fate, why) in WHY.items():
         if given.has(key):
             given.note(key, cast(Fate, fate), why)
-    in_turn(given, [_quantisation])
+    in_turn(given, [_quantisation, _answering])
     given.rest(dict.fromkeys(known, fated("unneeded", "it decides nothing where nothing is trained")))
     return found
+
+
+def _answering(given: KeyReader) -> None:
+    """Notes the keys that decide what is answered."""
+    samples = given.switch("do_sample", True)
+    if given.switch("do_predict") and samples:
+        why = "in the command; tokens are drawn from all, there from the likeliest 50 (top_k) and their 0.7 (top_p)"
+        given.note("do_predict", "changed", why)
+    elif given.switch("do_predict"):
+        given.note("do_predict", "mapped", "in the command")
+    else:
+        given.off("do_predict")
+    given.note("do_sample", "mapped", "the temperature, in the command" if samples else "temperature 0, in the command")
+    for key, idle in DRAWING.items():
+        if given.number(key, idle) == idle or (key in ("top_p", "top_k") and not samples):
+            given.off(key)
+        else:
+            given.note(key, "refused", "tokens are drawn at the temperature, from all tokens, one answer a prompt")
+    given.note("max_length", "unneeded", "max_new_tokens bounds the answer")
+    if given.switch("do_predict"):
+        given.note("default_system", "refused", "predict takes the run's own: give workload.data.system=... to it")
+        given.note("cutoff_len", "changed", "the run's workload.data.length bounds what is read")
+    elif given.has("default_system"):
+        given.note("default_system", "mapped", "in the command")
 
 
 def _quantisation(given: KeyReader) -> None:
@@ -76,20 +105,38 @@ def _quantisation(given: KeyReader) -> None:
 def _commands(raw: Mapping[str, Any]) -> Iterator[list[str]]:
     source, trust = _source(raw), ["--trust"] if _is_on(raw, "trust_remote_code") else []
     if raw.get("infer_backend") and source is not None:
-        yield ["drivetrain", "chat", source, *trust]
+        yield ["drivetrain", "chat", source, *_talking(raw), *trust]
         yield ["drivetrain", "serve", source, *trust]
     run, checkpoint = _run(source)
     if _is_on(raw, "do_predict"):
-        settings = [f"{to}={raw[key]}" for key, to in ANSWERS.items() if raw.get(key) is not None]
+        settings = [f"{to}={_answer(raw, key)}" for key, (to, _) in ANSWERS.items()]
         output, names = Path(str(raw.get("output_dir") or "predict")), _names(raw.get("eval_dataset"))
         sets: list[str | None] = [*names] if names else [None]
         for name in sets:
             data = [] if name is None else ["--data", name]
             to = str(output / name if name is not None and len(names) > 1 else output)
-            yield ["drivetrain", "predict", run, *settings, *checkpoint, *data, "--llama-factory", to]
+            yield ["drivetrain", "predict", run, *settings, *checkpoint, *data, "--llama-factory", to, *trust]
     if raw.get("export_dir"):
         to = str(raw["export_dir"])
-        yield ["drivetrain", "export", run, *checkpoint, "--to", "transformers", "--output", to, *_export(raw)]
+        yield ["drivetrain", "export", run, *checkpoint, "--to", "transformers", "--output", to, *_export(raw), *trust]
+
+
+def _answer(raw: Mapping[str, Any], key: str) -> str:
+    """Returns the value of a key of ANSWERS, which LLaMA-Factory's default stands for where it is not given."""
+    samples = raw.get("do_sample") is None or _is_on(raw, "do_sample")
+    if key == "temperature" and not samples:
+        return "0"
+    given = raw.get(key)
+    return f"{number(key, ANSWERS[key][1] if given is None else given):.12g}"
+
+
+def _talking(raw: Mapping[str, Any]) -> list[str]:
+    """Returns the options of chat that the file gives."""
+    found = [] if raw.get("default_system") is None else ["--system", str(raw["default_system"])]
+    for key, option in (("temperature", "--temperature"), ("max_new_tokens", "--max-new-tokens")):
+        if raw.get(key) is not None or (key == "temperature" and raw.get("do_sample") is not None):
+            found += [option, _answer(raw, key)]
+    return found
 
 
 def _export(raw: Mapping[str, Any]) -> list[str]:

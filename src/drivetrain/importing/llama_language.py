@@ -229,7 +229,8 @@ def _evaluation(given: KeyReader) -> None:
         why = "the first rows of each data set, there of all together"
         given.set("val_size", f"{DATA}.evaluation_rows", round(share), why)
     else:
-        given.note("val_size", "refused", f"a number of samples; give their share as {DATA}.evaluation_fraction")
+        why = f"a number of samples, and nothing would be held out; give their share as {DATA}.evaluation_fraction"
+        given.lose("val_size", why)
         given.found.translation.settings[f"{DATA}.evaluation_fraction"] = 0.0
 
 

@@ -48,7 +48,7 @@ def evaluation(given: KeyReader) -> None:
         size = given.count("per_device_eval_batch_size", 8)
         given.set("per_device_eval_batch_size", "evaluation.batch_size", size, default=8)
     if given.has("metric_for_best_model"):
-        metric = given.word("metric_for_best_model").removeprefix("eval_")
+        metric = str(given.take("metric_for_best_model")).strip().removeprefix("eval_")
         given.set("metric_for_best_model", "evaluation.metric", metric)
 
 
@@ -120,7 +120,7 @@ def logging(given: KeyReader) -> None:
         given.off("logging_steps", why=f"logging_strategy is {strategy}")
         return
     given.off("logging_strategy", why="tracking.log_every says it")
-    if given.has("logging_steps"):
+    if given.has_value("logging_steps"):
         _every(given, "logging_steps", "tracking.log_every", 500)
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from drivetrain.config.reinforcement import LOSSES
-from drivetrain.config.translation import Handler, fated, if_on, lost
+from drivetrain.config.translation import Handler, Translation, fated, if_on, lost
 from drivetrain.errors import problem
 from drivetrain.importing import training_arguments
-from drivetrain.importing.key_reader import KeyReader, in_turn
+from drivetrain.importing.key_reader import KeyReader, in_turn, number, switch
 from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
+from drivetrain.importing.training_keys import ORDER
 from drivetrain.importing.translated_file import Source, TranslatedFile
 
 FIELD, DATA = "workload.reinforcement", "workload.data"
@@ -22,8 +23,10 @@ NUMBERS = {  # name there → (name here, default there)
     "epsilon": ("clip", 0.2),
     "delta": ("delta", None),
 }
-COUNTS = {"num_generations": ("answers", 8), "max_completion_length": ("max_new_tokens", 256)}
+COUNTS = {"num_generations": ("answers", 8), "max_completion_length": ("max_new_tokens", 512)}
 COUNTS |= {"num_iterations": ("passes", 1)}
+# defaults that differ from those of TrainingArguments; bf16 is on too, unless fp16 is
+USUAL: dict[str, Any] = {"learning_rate": 1e-6, "gradient_checkpointing": True, "logging_steps": 10}
 SHIPPED: dict[str, Any] = {
     "accuracy_reward": "math",
     "get_soft_overlong_punishment": {"use": "length", "options": {"most": 1280, "over": 256}},
@@ -43,7 +46,7 @@ TOGETHER = (
     *("loss_type", "epsilon_high", "importance_sampling_level", "scale_rewards", "mask_truncated_completions"),
     *("reward_funcs", "reward_weights", "reward_model_name_or_path", "model_name_or_path"),
     *("dataset_name", "use_peft", "lora_target_modules", "use_bias_correction_kl", "multi_objective_aggregation"),
-    *("top_p", "repetition_penalty", "top_entropy_quantile"),
+    *("top_p", "repetition_penalty", "top_entropy_quantile", "dataset_train_split", "dataset_test_split"),
 )
 VLLM = """mode model_impl enable_sleep_mode structured_outputs_regex server_base_url server_host server_port
     server_timeout group_port gpu_memory_utilization max_model_length tensor_parallel_size
@@ -51,6 +54,15 @@ VLLM = """mode model_impl enable_sleep_mode structured_outputs_regex server_base
     importance_sampling_cap"""
 _VLLM = fated("unneeded", "answers are the model's own, made under the run's engine")
 _SHOWN = fated("unneeded", "samples.jsonl has every answer")
+
+
+def _shuffled(key: str, value: Any, into: Translation) -> None:
+    if value is None or switch(key, value):
+        into.note(key, "unneeded", "the order is random, a function of seed and step")
+    else:
+        into.note(key, "refused", ORDER)
+
+
 _BONUS = if_on(lost("there is no bonus for entropy"))
 KEYS: dict[str, Handler] = {
     **dict.fromkeys((f"vllm_{name}" for name in VLLM.split()), _VLLM),
@@ -71,25 +83,35 @@ KEYS: dict[str, Handler] = {
     "chat_template_kwargs": if_on(lost("the template gets messages and tools alone")),
     "router_aux_loss_coef": if_on(lost("there is no loss of routers")),
     "cast_lm_head_to_fp32": fated("unneeded", "losses are computed in fp32"),
-    "disable_dropout": fated("unneeded", "the model's own dropout is taken"),
+    "disable_dropout": if_on(lost("the model's own dropout is taken: set it to 0 in the model's config")),
     "num_generations_eval": fated("unneeded", "an evaluation answers each prompt once"),
     **dict.fromkeys(("pad_to_multiple_of", "model_init_kwargs"), fated("unneeded", "the run decides how it computes")),
-    "shuffle_dataset": fated("unneeded", "the order is random, a function of seed and step"),
+    "shuffle_dataset": _shuffled,
     "trust_remote_code": if_on(fated("refused", "give workload.model.trust_remote_code once you have read the code")),
     **dict.fromkeys(("attn_implementation", "dtype", "torch_dtype"), fated("unneeded", "the run decides it")),
     **dict.fromkeys(("model_revision", "dataset_config"), if_on(lost("give it in the run file: revision, subset"))),
-    **dict.fromkeys(("dataset_train_split", "dataset_test_split"), fated("unneeded", f"{DATA} names the data")),
     **dict.fromkeys(("load_in_4bit", "load_in_8bit"), if_on(lost("give quantised_base"))),
 }
 
 
 def translate(source: Source, driver: str | None) -> TranslatedFile:
     found = TranslatedFile(source)
-    given = KeyReader(source.raw, found, source.prefix)
+    given = KeyReader(source.raw, found, source.prefix, usual=_usual(source))
     others = [group for group in training_arguments.groups(driver) if group is not training_arguments.batch]
-    in_turn(given, [_batch, *others, _policy, _shapes, _exact, _rewards, _reference, _model])
+    in_turn(given, [_batch, *others, _recompute, _policy, _shapes, _exact, _rewards, _reference, _model, _data])
     given.rest({**TRAINING_KEYS, **KEYS})
     return found
+
+
+def _usual(source: Source) -> dict[str, Any]:
+    """Returns the defaults of GRPOConfig that differ from those of TrainingArguments."""
+    is_fp16 = str(source.raw.get("fp16") or False).strip().lower() in ("true", "yes", "on", "1")
+    return {**USUAL, "bf16": not is_fp16}
+
+
+def _recompute(given: KeyReader) -> None:
+    key = "activation_checkpointing" if given.has("activation_checkpointing") else "gradient_checkpointing"
+    given.set(key, "recompute", given.switch(key))
 
 
 def _batch(given: KeyReader) -> None:
@@ -99,7 +121,10 @@ def _batch(given: KeyReader) -> None:
     drawn, each = given.count("steps_per_generation", steps), given.count("num_generations", 8)
     if given.has("generation_batch_size"):
         why = f"it depends on the number of devices: give steps_per_generation ({drawn} now)"
-        given.note("generation_batch_size", "refused", why)
+        if given.has("steps_per_generation"):  # in JSON that GRPOConfig wrote, which has computed one from the other
+            given.off("generation_batch_size", why="steps_per_generation says it")
+        else:
+            given.lose("generation_batch_size", why)
     if micro * drawn % each or drawn % steps:
         why = f"{micro} answers x {drawn} steps are no whole number of groups of {each}, or of updates of {steps} steps"
         raise problem(f"{given.prefix}steps_per_generation", why, "give sizes that divide each other")
@@ -177,15 +202,24 @@ def _rewards(given: KeyReader) -> None:
             fix = f"give one of {', '.join(SHIPPED)}, or package.module.name"
             raise problem(f"{given.prefix}reward_funcs", f"{name} is not known", fix)
         found.append(SHIPPED.get(name) or {"use": ":".join(str(name).rsplit(".", 1))})
-    weights = given.take("reward_weights")
+    weights = _weights(given, len(found))
     if weights:
         blocks = [{"use": each} if isinstance(each, str) else each for each in found]
-        found = [{**each, "weight": float(weight)} for each, weight in zip(blocks, weights, strict=True)]
+        found = [{**each, "weight": weight} for each, weight in zip(blocks, weights, strict=True)]
     given.note("reward_weights", "mapped", f"{FIELD}.rewards: weight")
     for key in ("reward_funcs", "reward_model_name_or_path"):
         given.note(key, "mapped", f"{FIELD}.rewards")
     if found:
         given.found.translation.settings[f"{FIELD}.rewards"] = found
+
+
+def _weights(given: KeyReader, rewards: int) -> list[float]:
+    """Returns the weight of each reward; none if none are given."""
+    values, key = given.take("reward_weights", []), f"{given.prefix}reward_weights"
+    listed = values if isinstance(values, list) else [values]
+    if listed and len(listed) != rewards:
+        raise problem(key, f"{len(listed)} were given for {rewards} rewards", "give a weight for each reward")
+    return [number(key, value) for value in listed]
 
 
 def _reference(given: KeyReader) -> None:
@@ -201,8 +235,6 @@ def _reference(given: KeyReader) -> None:
 def _model(given: KeyReader) -> None:
     if given.has("model_name_or_path"):
         given.set("model_name_or_path", "workload.model.path", str(given.take("model_name_or_path")))
-    if given.has("dataset_name"):
-        given.set("dataset_name", f"{DATA}.train", str(given.take("dataset_name")))
     if not given.switch("use_peft"):
         given.off("use_peft", *LORA, "lora_target_modules")
         return
@@ -213,3 +245,21 @@ def _model(given: KeyReader) -> None:
     given.set("lora_dropout", "adapter.dropout", given.number("lora_dropout", 0.05))
     targets = given.take("lora_target_modules")
     given.set("lora_target_modules", "adapter.targets", targets if targets else "all-linear")
+
+
+def _data(given: KeyReader) -> None:
+    """Translates the data. Nothing is held out there: an evaluation has a split of its own."""
+    if not given.has("dataset_name"):
+        given.off("dataset_train_split", "dataset_test_split", why=f"{DATA} names the data")
+        return
+    name, train = str(given.take("dataset_name")), str(given.take("dataset_train_split", "train"))
+    given.set("dataset_name", f"{DATA}.train", name if train == "train" else {"path": name, "split": train})
+    given.note("dataset_train_split", "mapped", f"{DATA}.train: split: {train}")
+    strategy = "eval_strategy" if given.has("eval_strategy") else "evaluation_strategy"
+    if given.word(strategy, "no") in ("no", "false"):  # YAML reads no as false
+        given.off("dataset_test_split", why="nothing is evaluated")
+        given.found.translation.settings[f"{DATA}.evaluation_fraction"] = 0.0
+        return
+    test = {"path": name, "split": str(given.take("dataset_test_split", "test"))}
+    given.found.translation.settings[f"{DATA}.evaluation"] = test
+    given.note("dataset_test_split", "mapped", f"{DATA}.evaluation: split: {test['split']}")

@@ -51,14 +51,16 @@ def import_files(
     """
     output = output or Path(f"{files[0].stem}-run.yaml")
     problems: list[Problem] = []
-    _kept(problems, lambda: check_place(output, overwrite, files))
     below = _kept(problems, lambda: {} if onto is None else checked(read_yaml(onto), str(onto))) or {}
     sources = _sources(files, problems)
     founds = _translated(sources, problems)
     problems += _dropped(founds, without)
     asked = _kept(problems, lambda: [line for source in sources for line in _commands(source)]) or []
-    if onto is None and sources and all(map(_only_answers, sources)) and not problems:
+    trains = onto is not None or not sources or not all(map(_only_answers, sources))
+    if not trains and not problems:
         return Imported(None, _labelled(founds), [], None, asked)
+    if trains:
+        _kept(problems, lambda: check_place(output, overwrite, files))
     joined = join(founds)
     raw, defaults = combined(joined, below)
     run, wrong, missing = judged(raw, joined, None if onto is None else str(onto))

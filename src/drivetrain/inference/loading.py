@@ -33,11 +33,13 @@ from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.generation_settings import generation_settings
 from drivetrain.models.language_options import context_length
 from drivetrain.models.merged_adapters import is_whole
+from drivetrain.models.model_folders import config_of
 from drivetrain.models.quantised_base import quantise
 from drivetrain.models.transformers_classifiers import build_classifier
 from drivetrain.runtime.hardware import detect, torch_device
 
 LOG = logging.getLogger(__name__)
+ADAPTER = "adapter_config.json"
 FIELD = "workload.model"  # whose keys the messages about a model's folder name
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -119,6 +121,19 @@ def load_model(
     return LoadedModel(found.name, generator, found.tokenizer, template, places, names, Sampling(**settings.drawn))
 
 
+def check_source(source: Path, checkpoint: str = "best", trust: bool = False) -> None:
+    """Raises UserError for a source that `load_model` does not find, or that writes no texts, without reading weights
+    of anything but a run."""
+    if (found := run_at(source, checkpoint)) is not None:
+        _refuse_other_tasks(found[0])
+        return
+    place = source.expanduser()
+    if (place / ADAPTER).is_file() and not (place / "config.json").is_file():
+        config_of(_base_of(place), None, FIELD, trust)
+    else:
+        config_of(str(source), None, FIELD, trust)
+
+
 def _batches(model: Any, switch: AdapterSwitch | None, max_rows: int) -> MakeBatch:
     """Returns what makes the batch of an adapter's requests. The cache is tried here, on the model without adapters."""
 
@@ -147,18 +162,22 @@ def _opened(source: Path, checkpoint: str, trust: bool) -> _Opened:
     if (found := run_at(source, checkpoint)) is not None:
         return _of_run(*found, trust)
     place = source.expanduser()
-    if (place / "adapter_config.json").is_file() and not (place / "config.json").is_file():
+    if (place / ADAPTER).is_file() and not (place / "config.json").is_file():
         return _of_adapter(place, trust)
     return _of_transformers(str(source), trust)
 
 
 def _of_run(run: RunConfig, path: Path, trust: bool) -> _Opened:
-    if run.workload.auto_class != "AutoModelForCausalLM":
-        raise problem("model", f"the run in {run.folder} trains no model that writes texts", "give a language model's")
+    _refuse_other_tasks(run)
     keeps = run.quantised_base is not None  # merging would unpack the base
     model: Any = loaded_model(run, path, adapter="keep" if keeps else "merge", trust=trust, quantised=keeps)
     base = None if run.adapter is not None else str(path)
     return _Opened(run.name, model, model.tokenizer, path, base)
+
+
+def _refuse_other_tasks(run: RunConfig) -> None:
+    if run.workload.auto_class != "AutoModelForCausalLM":
+        raise problem("model", f"the run in {run.folder} trains no model that writes texts", "give a language model's")
 
 
 def _of_transformers(source: str, trust: bool) -> _Opened:
@@ -168,18 +187,23 @@ def _of_transformers(source: str, trust: bool) -> _Opened:
 
 
 def _of_adapter(folder: Path, trust: bool) -> _Opened:
-    try:
-        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):
-        base = None
-    if not isinstance(base, str):
-        why = f"{folder} holds an adapter, and its adapter_config.json names no base"
-        raise problem("model", why, "give the base, and this folder as one of its adapters")
-    found = _of_transformers(base, trust)
+    found = _of_transformers(_base_of(folder), trust)
     model = _with_adapters(found, {"default": folder}, None)
     has_own = (folder / "tokenizer_config.json").is_file()
     tokenizer = load_tokenizer(str(folder), f"{FIELD}.path", trust) if has_own else found.tokenizer
     return _Opened(folder.name, model, tokenizer, found.folder)
+
+
+def _base_of(folder: Path) -> str:
+    """Returns the base that an adapter's folder names. Raises UserError if it names none."""
+    try:
+        base = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        base = None
+    if not isinstance(base, str):
+        why = f"{folder} holds an adapter, and its {ADAPTER} names no base"
+        raise problem("model", why, "give the base, and this folder as one of its adapters")
+    return base
 
 
 def _with_adapters(found: _Opened, folders: Mapping[str, Path], quantised: Format | None) -> nn.Module:

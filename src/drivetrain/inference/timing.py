@@ -24,6 +24,7 @@ from drivetrain.training.assemble import assemble
 from drivetrain.training.evaluation import evaluate
 from drivetrain.training.report import RunReport
 from drivetrain.training.run_report import measured
+from drivetrain.training.workload_rules import metric_directions
 from drivetrain.workloads.base import Workload
 
 LEAST_STEPS = 20  # the evaluation data are repeated until so many batches are predicted
@@ -101,6 +102,7 @@ def _report(
         epochs=samples / len(workload.evaluation or ()),
         samples=samples,
         metrics=metrics,
+        directions=metric_directions(run, workload, metrics),
         best=None,
         seconds=sum(summary["seconds_by_part"].values()),
         data=workload.facts,

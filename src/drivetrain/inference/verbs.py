@@ -76,17 +76,30 @@ def predict(
     are passed over. On several ranks all must exhaust the rows; the first one yields them.
     """
     with arithmetic(run.precision_spec, machine):
-        ranks = Communicator()
-        workload, engine = assemble(run, machine, ranks, training=False)
-        prompts = workload.prompts_of(texts) if texts and isinstance(workload, Generates) else None
-        samples: NamedSamples | None = None
-        if prompts is None:
-            samples = workload.text_samples(texts) if texts else workload.prediction_samples(data)
-        path = find_checkpoint(run, workload, checkpoint)
-        load_into(engine, path)
-        start = ranks.on_first(lambda: begin(request_of(run, path, data, texts)))
-        rows = PredictedRows(run, workload, engine, ranks)
-        if samples is None:
-            yield from rows.of_prompts(prompts or (), start)
-        else:
-            yield from rows.of_samples(samples, start)
+        yield from rows_in_arithmetic(run, machine, checkpoint, data, texts, begin)
+
+
+def rows_in_arithmetic(
+    run: RunConfig,
+    machine: Machine,
+    checkpoint: str,
+    data: str | None,
+    texts: Sequence[str] = (),
+    begin: Callable[[dict[str, Any]], int] = lambda _: 0,
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of `predict` for a caller that enters `arithmetic` itself, around each next row or all of
+    them."""
+    ranks = Communicator()
+    workload, engine = assemble(run, machine, ranks, training=False)
+    prompts = workload.prompts_of(texts) if texts and isinstance(workload, Generates) else None
+    samples: NamedSamples | None = None
+    if prompts is None:
+        samples = workload.text_samples(texts) if texts else workload.prediction_samples(data)
+    path = find_checkpoint(run, workload, checkpoint)
+    load_into(engine, path)
+    start = ranks.on_first(lambda: begin(request_of(run, path, data, texts)))
+    rows = PredictedRows(run, workload, engine, ranks)
+    if samples is None:
+        yield from rows.of_prompts(prompts or (), start)
+    else:
+        yield from rows.of_samples(samples, start)

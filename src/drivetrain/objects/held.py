@@ -37,7 +37,8 @@ def missing() -> UserError:
     why = "this run was trained on Python objects (drivetrain.train(model=...)), which its folder does not hold"
     fix = (
         "go on from Python: drivetrain.train(..., resume=True) with the same objects, "
-        "drivetrain.load(folder, model=...), drivetrain.evaluate(folder, model=..., ...)"
+        "drivetrain.load(folder, model=net), drivetrain.predict(drivetrain.load(folder, model=net), data), "
+        "drivetrain.evaluate(folder, model=net, ...)"
     )
     return problem("workload", why, fix)
 

@@ -114,7 +114,10 @@ def write_gathered(
 
 def scores_of(workload: Workload) -> SampleScores:
     """Returns what takes the scores of a workload's evaluation samples."""
-    return SampleScores(by_class=isinstance(workload.metrics().get("accuracy"), Accuracy))
+    accuracy = workload.metrics().get("accuracy")
+    if not isinstance(accuracy, Accuracy):
+        return SampleScores(by_class=False)
+    return SampleScores(by_class=True, ignored=accuracy.ignored)
 
 
 def evaluation_cuts(workload: Workload, bound: int, part: range | None) -> list[range] | None:

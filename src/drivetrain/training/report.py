@@ -41,7 +41,9 @@ class RunReport(BaseModel):
     epochs: float
     samples: int
     metrics: dict[str, float]  # of the last evaluation
-    best: dict[str, Any] | None  # step, metric, value
+    # whether more is better, of metrics of which that is known; None: an earlier version wrote the report
+    directions: dict[str, bool] | None = None
+    best: dict[str, Any] | None  # step, metric, value, higher_is_better
     terms: dict[str, float] = {}  # of a loss of several terms, the mean of each at the last point of the curve
     mixture: list[dict[str, Any]] = []  # of each data set: name, samples, share, and its last evaluation
 

@@ -19,6 +19,7 @@ from drivetrain.training.mixture_report import mixture_report
 from drivetrain.training.progress import Progress
 from drivetrain.training.report import RunReport, Status
 from drivetrain.training.run_checkpoints import RunCheckpoints
+from drivetrain.training.workload_rules import best_metric, metric_directions
 
 
 def earlier_report(folder: RunFolder, status: Status, progress: Progress) -> RunReport | None:
@@ -54,6 +55,7 @@ def report_of(
     parts: TrainingContext, checkpoints: RunCheckpoints, progress: Progress, status: Status, order: Order
 ) -> RunReport:
     config, machine = parts.config, parts.machine
+    metric = best_metric(config, parts.workload)
     newest, best = parts.ranks.on_first(lambda: (checkpoints.newest(), checkpoints.best(progress)))
     return RunReport(
         name=config.name,
@@ -70,7 +72,8 @@ def report_of(
         mixture=mixture_report(parts.workload, order, progress.step, progress.by_set),
         samples=progress.samples,
         metrics=progress.metrics,
-        best=progress.best,
+        best=None if progress.best is None else {**progress.best, "higher_is_better": metric.higher_is_better},
+        directions=metric_directions(config, parts.workload, progress.metrics),
         terms=progress.terms,
         seconds=progress.elapsed_seconds,
         data=parts.workload.facts,

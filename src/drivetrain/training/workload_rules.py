@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from drivetrain.config.run import RunConfig
 from drivetrain.data.streams.endless import known_length
@@ -13,6 +13,8 @@ from drivetrain.workloads.base import BestMetric, Workload
 from drivetrain.workloads.generating import Generates, MakesSamples
 from drivetrain.workloads.user_file import UserFile
 from drivetrain.workloads.user_metrics import metrics_of
+
+DERIVED = {"perplexity": False, "reward_margin": True}  # metrics by Workload.derived: whether more is better
 
 
 def check_workload(run: RunConfig, workload: Workload) -> None:
@@ -51,6 +53,13 @@ def best_metric(run: RunConfig, workload: Workload) -> BestMetric:
     if name == "loss":
         return BestMetric("loss", higher_is_better=False)
     return BestMetric(name, higher_is_better=bool(_directions(run, workload)[name]))
+
+
+def metric_directions(run: RunConfig, workload: Workload, names: Iterable[str]) -> dict[str, bool]:
+    """Returns whether more is better, of those of the named metrics of which that is known."""
+    best = best_metric(run, workload)
+    own = {"loss": False, **DERIVED, **_directions(run, workload), best.name: best.higher_is_better}
+    return {name: higher for name in names if (higher := own.get(name)) is not None}
 
 
 def _directions(run: RunConfig, workload: Workload) -> dict[str, bool | None]:

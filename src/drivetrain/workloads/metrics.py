@@ -73,13 +73,13 @@ class Accuracy(Summed):
 
     def __init__(self, ignored: int | None = None) -> None:
         super().__init__(2)
-        self._ignored = ignored
+        self.ignored = ignored
 
     def _summed(self, predictions: Tensor, targets: Tensor) -> Tensor:
         right = predictions == targets
-        if self._ignored is None:
+        if self.ignored is None:
             return torch.stack([right.sum(), right.new_full((), right.numel(), dtype=torch.int64)]).double()
-        counted = targets != self._ignored
+        counted = targets != self.ignored
         return torch.stack([(right & counted).sum(), counted.sum()]).double()
 
     def _value(self, sums: Tensor) -> Tensor:

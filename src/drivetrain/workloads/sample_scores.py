@@ -18,15 +18,16 @@ from drivetrain.runtime.atomic_file import replacing
 from drivetrain.workloads.base import Outputs
 
 ANSWERS = "answers."  # before the name of a metric that is a mean over answers: the score of each
-Parts = dict[str, list[np.ndarray]]  # of each batch: "loss" (2,), "right" (samples,), "targets" (samples,)
+Parts = dict[str, list[np.ndarray]]  # of each batch: "loss" (2,), "right" (counted samples,), "targets" (samples,)
 
 
 class SampleScores:
     """The scores of the batches that this rank evaluated, in their order. by_class: whether outputs may have one class
-    number a sample, of which the accuracy is the share of right ones."""
+    number a sample, of which the accuracy is the share of right ones. ignored: the target of samples that the accuracy
+    leaves out; they are neither right nor wrong."""
 
-    def __init__(self, by_class: bool) -> None:
-        self._by_class = by_class
+    def __init__(self, by_class: bool, ignored: int | None = None) -> None:
+        self._by_class, self._ignored = by_class, ignored
         self._losses: list[Tensor] = []
         self._right: list[Tensor] = []
         self._targets: list[Tensor] = []
@@ -46,14 +47,18 @@ class SampleScores:
     def parts(self) -> Parts:
         """Returns the scores in CPU memory."""
         kept = {"loss": self._losses, "right": self._right, "targets": self._targets}
-        return {name: [each.cpu().numpy() for each in batches] for name, batches in kept.items() if batches}
+        found = {name: [each.cpu().numpy() for each in batches] for name, batches in kept.items() if batches}
+        if self._ignored is not None and "right" in found:
+            pairs = zip(found["right"], found["targets"], strict=True)
+            found["right"] = [right[targets != self._ignored] for right, targets in pairs]
+        return found
 
 
 def in_order(dealt: Sequence[tuple[int, Parts]]) -> dict[str, np.ndarray]:
     """Returns the scores of all batches in the order of the data. dealt: (data rank, its parts) of each rank; batches
     went to the data ranks in turns, and ranks of one data rank have the same parts, or none.
 
-    loss: (batches, 2), sum and count; right: (samples,), 0 or 1; targets: (samples,).
+    loss: (batches, 2), sum and count; right: (counted samples,), 0 or 1; targets: (samples,).
     """
     by_rank = {rank: parts for rank, parts in reversed(dealt) if parts}
     found = {}

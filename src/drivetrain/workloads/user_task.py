@@ -79,8 +79,9 @@ class Binary(Task):
         return {"accuracy": Accuracy()}
 
     def compared(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        yes = output > (0.0 if self.logits else 0.5)
-        return yes.int().flatten(), (target > 0.5).int().flatten()
+        """Returns one answer a sample, (B,), where each has a single one; those of several labels keep their shape."""
+        yes, true = (output > (0.0 if self.logits else 0.5)).int(), (target > 0.5).int()
+        return (yes.flatten(), true.flatten()) if target.dim() < 2 or target[0].numel() == 1 else (yes, true)
 
     def predictions(self, output: Tensor) -> list[Any]:
         return _rows(output.float().sigmoid() if self.logits else output)

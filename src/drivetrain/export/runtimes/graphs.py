@@ -1,4 +1,4 @@
-"""Scores and greedy answers by a graph: a function of named inputs to scores."""
+"""Scores and greedy answers by a graph, a function of named inputs to scores; texts by the tokenizer beside it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.export.runtimes.exchange import Answered, Asked
+from drivetrain.export.runtimes.with_torch import rendered, tokenised, tokenizer_of
 
 Graph = Callable[[dict[str, Tensor]], Tensor]
 
@@ -24,9 +25,13 @@ def answered(graph: Graph, asked: Asked, software: Sequence[str]) -> Answered:
     for inputs in asked.inputs:
         scores_of(inputs)
     taken = time.perf_counter() - start
+    answers = [_continued(graph, prompt, asked) for prompt in asked.prompts]
+    tokenizer = tokenizer_of(asked)  # after the graph, which has to run without Transformers
     return Answered(
         scores=scores,
-        answers=[_continued(graph, prompt, asked) for prompt in asked.prompts],
+        answers=answers,
+        dialogues=[rendered(tokenizer, dialogue) for dialogue in asked.dialogues],
+        texts=[tokenised(tokenizer, text) for text in asked.texts],
         seconds=taken,
         software={name: version(name) for name in software},
     )

@@ -16,7 +16,7 @@ from drivetrain.export.runtimes.exchange import Answered, Asked
 
 def answered(model: Any, asked: Asked, software: tuple[str, ...], digests: bool) -> Answered:
     """Returns what the model and the files beside it answer. digests: whether the weights are plain tensors."""
-    tokenizer = _tokenizer(asked)
+    tokenizer = tokenizer_of(asked)
     with torch.no_grad():
         scores = [_scores(model, inputs, asked.keep) for inputs in asked.inputs]
         start = time.perf_counter()
@@ -28,7 +28,7 @@ def answered(model: Any, asked: Asked, software: tuple[str, ...], digests: bool)
         scores=scores,
         answers=answers,
         dialogues=[rendered(tokenizer, dialogue) for dialogue in asked.dialogues],
-        texts=[list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in asked.texts],
+        texts=[tokenised(tokenizer, text) for text in asked.texts],
         tensors=digests_of(model) if digests else {},
         seconds=taken,
         software={name: version(name) for name in software},
@@ -54,7 +54,8 @@ def _continued(model: Any, prompt: list[int], new_tokens: int) -> list[int]:
     return found[0, len(prompt) :].tolist()
 
 
-def _tokenizer(asked: Asked) -> Any:
+def tokenizer_of(asked: Asked) -> Any:
+    """Returns the tokenizer in the export's folder; None where nothing is asked of it."""
     if not asked.dialogues and not asked.texts:
         return None
     from transformers import AutoTokenizer
@@ -67,6 +68,10 @@ def rendered(tokenizer: Any, dialogue: dict[str, Any]) -> list[int]:
     text = tokenizer.apply_chat_template(
         dialogue["messages"], tools=dialogue["tools"] or None, add_generation_prompt=True, tokenize=False
     )
+    return tokenised(tokenizer, text)
+
+
+def tokenised(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
