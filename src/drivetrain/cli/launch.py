@@ -9,8 +9,13 @@ import typer
 from drivetrain.cli.arguments import NodesOption, Overrides, RunFile
 from drivetrain.cli.console import errors, print_notices
 
+# options that only one way of starting reads
+OF_SLURM = ("time", "partition", "account")
+OF_KUBERNETES = ("image", "volume", "work_folder", "queue", "restarts", "namespace")
+
 
 def launch(
+    context: typer.Context,
     run_file: RunFile,
     overrides: Overrides = None,
     slurm: Annotated[bool, typer.Option("--slurm", help="Print a batch script for Slurm.")] = False,
@@ -29,7 +34,7 @@ def launch(
         str | None, typer.Option("--machine", "-m", help="The cluster's machines, as 8xH100-80GB, for the plan.")
     ] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="CPU cores a node.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Kubernetes: memory of a node, as 200Gi.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of a node, as 200Gi.")] = None,
     image: Annotated[str | None, typer.Option(help="Kubernetes: the image, with drivetrain in it.")] = None,
     volume: Annotated[list[str] | None, typer.Option(help="Kubernetes: CLAIM:/place; may be repeated.")] = None,
     work_folder: Annotated[str | None, typer.Option(help="Kubernetes: where paths begin; the first volume.")] = None,
@@ -40,6 +45,7 @@ def launch(
     """Write what starts a run on a cluster. `processes` counts ONE machine's GPUs: processes=8 --nodes 2 takes 16."""
     if sum((slurm, kubernetes, jobset, validate)) != 1:
         raise typer.BadParameter("choose one of --slurm, --kubernetes, --jobset, --validate")
+    _refuse_unread(context, slurm, validate)
     if validate:
         from drivetrain.config.packages import require
 
@@ -51,16 +57,40 @@ def launch(
     from drivetrain.launch.cluster import checked_for_cluster
     from drivetrain.launch.cluster_plan import plan_notices
 
-    job = checked_for_cluster(run_file, overrides or [], nodes)
+    job = checked_for_cluster(run_file, overrides or [], nodes, elsewhere=not slurm)
+    notices = [*job.notices, *plan_notices(job.run, machine)]
     if slurm:
         from drivetrain.launch.slurm import Allocation, sbatch_script
 
-        text = sbatch_script(run_file, job.overrides, job.run, Allocation(time, partition, account, cpus))
+        allocation = Allocation(time, partition, account, cpus, memory)
+        text = sbatch_script(run_file, job.overrides, job.run, allocation)
+        notices += allocation.notices
     else:
         from drivetrain.launch import kubernetes as manifests
 
         asked = manifests.request(image, volume or [], work_folder, queue, cpus, memory, restarts, namespace)
         made = manifests.jobset if jobset else manifests.trainjob
         text = manifests.as_yaml(made(run_file, job.overrides, job.run, asked))
-    print_notices([*job.notices, *plan_notices(job.run, machine)])
+    print_notices(notices)
     typer.echo(text, nl=False)
+
+
+def _was_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)  # an enumeration of click's, which typer may bring along itself
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _refuse_unread(context: typer.Context, slurm: bool, validate: bool) -> None:
+    """Raises UserError for options that the chosen way does not read: whoever gives one expects something of it."""
+    from drivetrain.errors import Problem, UserError
+
+    way = "--slurm" if slurm else "--validate" if validate else "manifests for Kubernetes"
+    every = {*OF_SLURM, *OF_KUBERNETES, "overrides", "nodes", "machine", "cpus", "memory"}
+    unread = every if validate else {*OF_KUBERNETES} if slurm else {*OF_SLURM}
+    given = [
+        each.opts[0] if each.param_type_name == "option" else each.human_readable_name
+        for each in context.command.params
+        if each.name in unread and _was_typed(context, each.name)
+    ]
+    if given:
+        raise UserError([Problem(name, f"has no effect with {way}", "leave it out") for name in given])
