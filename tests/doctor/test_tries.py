@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from drivetrain.doctor import devices, tries
+from drivetrain.doctor import devices, findings, tries
 from drivetrain.doctor.devices import KINDS, NEVER, present, table
 from drivetrain.doctor.tries import NAMES, compiled, joined, tried
 
@@ -68,3 +68,28 @@ def test_amds_gpus_are_distinguished_from_nvidias(hip: str | None, kind: str, mo
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     assert present()[kind] == "a GPU"
     assert {"cuda", "rocm"} - present().keys() == {"cuda", "rocm"} - {kind}
+
+
+def test_a_rank_that_fails_while_the_others_wait_for_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = "import sys; sys.stderr.write('NCCL error: unhandled system error\\n'); sys.exit(3)"
+    real, children = tries.subprocess.Popen, []
+
+    def started(command: list[str], **options: object) -> object:
+        script = failing if children else "import time; time.sleep(600)"
+        children.append(real([command[0], "-c", script], **options))  # type: ignore[call-overload]
+        return children[-1]
+
+    monkeypatch.setattr(tries, "subprocess", SimpleNamespace(**{**vars(tries.subprocess), "Popen": started}))
+    assert joined("gloo", "cpu", 2, seconds=60) == ("no", "rank 1: exit code 3: NCCL error: unhandled system error")
+    assert all(child.poll() is not None for child in children)
+
+
+def test_a_package_that_cannot_be_imported_for_any_reason_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: str) -> None:
+        raise RuntimeError("built for another version\nof torch")
+
+    monkeypatch.setattr(findings.importlib, "import_module", broken)
+    assert findings._optional("psutil" if "psutil" in findings.OPTIONAL else "tensorboard") == (
+        "no",
+        "installed but broken: RuntimeError: of torch",
+    )

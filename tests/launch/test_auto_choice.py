@@ -130,3 +130,15 @@ def test_python_is_refused_where_something_else_is_wrong_too() -> None:
     with pytest.raises(UserError) as refused:
         train("digits.yaml", engine="auto", batch_sise=8)
     assert [each.field for each in refused.value.problems] == ["batch_sise"]
+
+
+@pytest.mark.usefixtures("one_device", "here")
+def test_ranks_of_several_nodes_that_another_launcher_started_do_not_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "first"}
+    for name, value in {**torchrun, "MASTER_PORT": "29511"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="another launcher has started 2 nodes of 2 processes") as refused:
+        decided(Path("digits.yaml"), ["engine=auto", "precision=auto"], anew=True)
+    assert [each.field for each in refused.value.problems] == ["engine", "precision"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert decided(Path("digits.yaml"), ["engine=auto"], anew=True).planned is not None

@@ -233,3 +233,34 @@ def test_a_runs_name_becomes_a_name_that_kubernetes_takes() -> None:
     assert object_name("2024_run") == "run-2024-run", "a service's name begins with a letter"
     assert len(object_name("训" + "a" * 90)) <= 40
     assert len(object_name("a" * 90)) <= 40
+
+
+def test_relative_paths_belong_to_the_folder_of_the_cluster(
+    tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    given = ["launch", "--jobset", "run.yaml", "engine=ddp", "processes=1", "--image", "i", "--volume", "work:/work"]
+    code, text, reported = drivetrain(*given)
+    assert code == 0
+    assert text
+    begin = "relative paths begin in the work folder (--work-folder, or the first volume) and have to be there: "
+    assert f"{begin}workload.py" in " ".join(reported.split())
+    code, _, reported = drivetrain(*given, "workload.path=code/mine.py")
+    assert code == 0, "it may be in the volume alone"
+    assert "code/mine.py does not exist here; the cluster has to have it" in " ".join(reported.split())
+    assert f"{begin}code/mine.py" in " ".join(reported.split())
+
+
+def test_pods_that_save_with_a_preempted_one_are_not_counted_as_failures(sound: dict[str, Any]) -> None:
+    job = at(sound["jobset"][1], JOB)
+    rules = job["podFailurePolicy"]["rules"]
+    assert all(rule["action"] == "FailJob" for rule in rules), (
+        "the reason that the set's rule names is PodFailurePolicy"
+    )
+    container = job["template"]["spec"]["containers"][0]["name"]
+    assert {"containerName": container, "operator": "In", "values": [143]} in [
+        rule.get("onExitCodes") for rule in rules
+    ]
+    for documents in sound.values():
+        assert not [*manifest_problems(documents)]

@@ -12,6 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from drivetrain.config.load import load
+from drivetrain.launch.job import Job
+from drivetrain.launch.rank import _fitted
+from drivetrain.plan.machines import cluster
 from tests.launch.chaos import ranks_of
 from tests.launch.test_start import command, prepared, wait_for_step
 
@@ -76,3 +80,15 @@ def test_ranks_that_lose_their_launcher_and_a_peer_leave_no_traceback(tmp_path: 
     text = (tmp_path / "said").read_text()
     assert "Traceback" not in text
     assert text.count("ends: the process that started it is gone") == 1
+
+
+def test_a_node_with_all_its_gpus_goes_on_with_one_that_lost_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(prepared(tmp_path))
+    monkeypatch.setattr("drivetrain.runtime.hardware.detect", lambda _: cluster("8xH100-80GB").host)
+    run, problems = load(tmp_path / "run.yaml", ["engine=ddp", "processes=8", "nodes=2", "batch_size=16"])
+    assert run is not None, problems
+    task = _fitted(Job(verb="train", run=run), 15)
+    assert task.run.world_size == 15
+    assert task.notices == ["15 of 16 ranks are there; the global batch stays 16"]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from drivetrain.config.load import load as load_run
-from drivetrain.errors import RankError, RunError, UserError
+from drivetrain.errors import OutOfMemory, RankError, RunError, UserError
 from drivetrain.launch import restarts
 from drivetrain.launch.elastic import Died, Killed
 from drivetrain.launch.job import Job, Node, Result
@@ -220,3 +220,20 @@ def test_a_node_that_comes_back_is_taken_in_again(slowly: Path) -> None:
     assert [each.returncode for each in nodes] == [0, 0], described
     assert report(slowly / "back")["engaged"]["world_size"] == 2
     assert sorted(losses(slowly / "back")) == [*range(1, 601)], "each step once"
+
+
+@pytest.mark.parametrize(("rank", "least", "ends"), [(1, None, True), (1, 1, False), (0, 1, True)])
+def test_a_node_without_a_device_ends_the_run_unless_the_others_may_go_on(
+    rank: int, least: int | None, ends: bool, task: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = task.run.model_copy(update={"nodes": 2, "min_nodes": least})
+    heard: list[str] = []
+    meeting = Meeting(task.run, Node(rank))
+    meeting._run = two
+    monkeypatch.setattr(meeting, "part", lambda: heard.append("next"))
+    monkeypatch.setattr(meeting, "give_up", lambda: heard.append("over"))
+    monkeypatch.setattr(restarts, "one_attempt", Attempts(OutOfMemory("too little", samples=8)))
+    monkeypatch.setattr(restarts, "devices_left", lambda _: 0)
+    with pytest.raises(RankError, match="no device is left on this machine"):
+        restarts._until_done(task.model_copy(update={"run": two}), tmp_path, meeting)
+    assert heard == ["next", "over"] if ends else ["next"]

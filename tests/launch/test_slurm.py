@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from drivetrain.errors import UserError
+from drivetrain.launch.slurm import slurm_memory
 from tests.launch.test_start import free_port, prepared
 
 Call = Callable[..., tuple[int, str, str]]
@@ -182,3 +184,68 @@ def test_a_package_that_only_the_cluster_has_is_a_note(
     code, _, reported = drivetrain(*given, "engine=zero2", "processes=2")
     assert code == 0
     assert "needs deepspeed, which is not installed here; the cluster has to have it" in reported
+
+
+def test_srun_gets_the_cores_that_the_job_asks_for(
+    tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    given = ["launch", "--slurm", "run.yaml", "engine=ddp", "processes=2", "name=my run"]
+    _, script, reported = drivetrain(*given, "--cpus", "64", "--memory", "200Gi")
+    assert script.index("export SRUN_CPUS_PER_TASK=64\n") < script.index("srun bash")
+    assert "#SBATCH --mem=200G\n" in script
+    assert "#SBATCH --job-name='my run'\n" in script
+    assert "--cpus was left out" not in reported
+    _, script, reported = drivetrain(*given)
+    assert "SRUN_CPUS_PER_TASK" not in script
+    assert "--cpus was left out: Slurm may give a node's ranks a single core" in " ".join(reported.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "slurm"), [("200Gi", "200G"), ("1.5Gi", "1536M"), ("2Ti", "2048G"), ("64G", "61036M"), ("1048576", "1M")]
+)
+def test_memory_is_written_in_slurms_units(text: str, slurm: str) -> None:
+    assert slurm_memory(text) == slurm
+
+
+@pytest.mark.parametrize("text", ["much", "200GiB", "i", ""])
+def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="is no amount of memory"):
+        slurm_memory(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--slurm", "--volume", "a:/b", "--queue", "q", "--restarts", "3"], ["--volume", "--queue", "--restarts"]),
+        (["--jobset", "--image", "i", "--volume", "a:/b", "--time", "01:00:00"], ["--time"]),
+        (["--kubernetes", "--partition", "long", "--account", "mine"], ["--partition", "--account"]),
+        (["--validate", "--nodes", "2", "lr=1"], ["--nodes", "KEY=VALUE"]),
+    ],
+)
+def test_options_that_have_no_effect_are_refused(
+    given: list[str], named: list[str], tmp_path: Path, drivetrain: Call
+) -> None:
+    prepared(tmp_path)
+    code, out, reported = drivetrain("launch", str(tmp_path / "run.yaml"), *given)
+    assert (code, out) == (2, "")
+    assert [line.split(":")[0].split()[-1] for line in reported.splitlines() if "has no effect" in line] == named
+
+
+def test_a_plan_for_the_cluster_has_as_many_nodes_as_the_run(
+    tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    given = ["launch", "--slurm", "run.yaml", "engine=ddp", "processes=4", "batch_size=16"]
+    code, _, reported = drivetrain(*given, "--nodes", "2", "--machine", "4xH100-80GB")
+    assert code == 0, reported
+    assert "s a step" in reported
+    for more, words in (
+        (["--nodes", "4", "--machine", "2x4xH100-80GB"], "nodes: 4 were given, but the machine has 2 nodes"),
+        (["--machine", "2xH100-80GB"], "processes: 4 were given, but a node of the machine has 2 devices"),
+    ):
+        code, script, reported = drivetrain(*given, *more)
+        assert (code, script) == (2, "")
+        assert words in " ".join(reported.split())

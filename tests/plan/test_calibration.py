@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,18 @@ from hypothesis import strategies as st
 from torch.distributed import ReduceOp, all_reduce, get_rank
 
 from drivetrain.data.loading_speed import picture_seconds
+from drivetrain.errors import UserError
 from drivetrain.measure.flops import FlopCount
 from drivetrain.plan import calibrate_collectives, calibrate_device
+from drivetrain.plan import collectives as collectives_of
+from drivetrain.plan.calibrate import measured_dtypes
 from drivetrain.plan.calibrate_collectives import measured_collectives
 from drivetrain.plan.calibrate_device import measured_speeds
 from drivetrain.plan.calibration import Calibration, Curve, DeviceSpeeds, keep, kept, kept_at, seconds_of, usual
+from drivetrain.plan.catalogue import catalogue
+from drivetrain.plan.machines import cluster, this_machine
+from drivetrain.plan.speeds import MeasuredSpeeds, speeds_of
+from drivetrain.plan.step_costs import Messages
 from drivetrain.runtime.hardware import detect
 from tests.properties import examples
 from tests.ranks import RankPool
@@ -159,3 +167,44 @@ def test_the_verb_measures_this_machine_and_keeps_it(
     found = kept(detect())
     assert found is not None
     assert set(found.collectives) == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"}
+
+
+def test_between_machines_messages_are_not_as_quick_as_between_two_devices_here(calibration: Calibration) -> None:
+    keep(calibration, kept_at(detect()))
+    gpus = replace(cluster("8xH100-80GB"), host=detect(), is_here=True).over(2)
+    beyond, within = (Messages("all_reduce", "dp", ranks, 1, 1, 2.0**30) for ranks in (16, 8))
+    assert speeds_of(gpus, 16).messages(beyond) == pytest.approx(collectives_of.seconds(beyond, gpus))
+    assert speeds_of(gpus, 16).messages(within) == MeasuredSpeeds(calibration, 16).messages(within)
+    with pytest.raises(UserError, match="the network between several of"):
+        speeds_of(this_machine(catalogue()).over(2), 2)
+
+
+def test_products_in_eight_bits_are_taken_for_those_in_sixteen(calibration: Calibration) -> None:
+    quick = calibration.alone.model_copy(update={"matmul": {"float32": ((1e9, 1.0),), "bfloat16": ((1e9, 0.1),)}})
+    found = MeasuredSpeeds(calibration.model_copy(update={"alone": quick}), 1)
+    assert found.peak_flops("float8") == found.peak_flops("bfloat16") == pytest.approx(1e10)
+    assert found.peak_flops("tfloat32") == pytest.approx(1e9), "of a calibration without it"
+
+
+def test_tf32_is_measured_by_itself_with_both_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = cluster("1xV100").host, cluster("1xA100-80GB").host
+    assert "tfloat32" in measured_dtypes(new)
+    assert "tfloat32" not in measured_dtypes(old)
+    assert "tfloat32" not in measured_dtypes(detect())
+    seen = {}
+
+    def noted(_: object, dtype: torch.dtype) -> Curve:
+        seen[len(seen)] = (dtype, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+        return ((1.0, 1.0),)
+
+    for name in ("_matmul", "_attention", "_convolution"):
+        monkeypatch.setattr(calibrate_device, name, noted)
+    for name in ("_memory", "_optimizer", "_random"):
+        monkeypatch.setattr(calibrate_device, name, lambda _: ((1.0, 1.0),))
+    monkeypatch.setattr(calibrate_device, "_call_seconds", lambda _: 1.0)
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    found = measured_speeds(torch.device("cpu"), ["float32", "tfloat32"], lambda seconds: seconds)
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+    assert set(found.convolution) == {"float32", "tfloat32"}
+    exact, rounded = (torch.float32, "highest", False), (torch.float32, "high", True)
+    assert [*seen.values()] == [exact, rounded] * 3

@@ -90,3 +90,11 @@ def test_what_is_wrong_with_a_machine_is_named_all_at_once() -> None:
 )
 def test_a_text_that_is_no_machine_is_refused_with_the_way_to_write_one(text: str, words: str) -> None:
     assert words in refused(text)
+
+
+def test_several_nodes_of_a_kind_have_the_network_that_such_nodes_usually_have() -> None:
+    two = cluster("8xH100-80GB").over(2)
+    assert (two.devices, two.network) == (16, KNOWN.networks[KNOWN.device("H100-80GB")[1].network])
+    assert two.over(1).network is None
+    ethernet = cluster("2x8xA100-80GB@ethernet-100")
+    assert ethernet.over(4).network == ethernet.network

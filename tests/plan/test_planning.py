@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from drivetrain.config.load import load
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import UserError
 from drivetrain.plan import planning
-from drivetrain.plan.search_space import Space
+from drivetrain.plan.as_asked import plan_as_asked
+from drivetrain.plan.estimate import Traced, refuse_offload
+from drivetrain.plan.estimator import NotPlanned
+from drivetrain.plan.machines import cluster
+from drivetrain.plan.rows import Plan, Row
+from drivetrain.plan.search_space import Space, families
+from drivetrain.runtime.hardware import detect
+from tests.launch.test_start import prepared
+from tests.plan.invented import Time
 
 RUN = """
 workload: {type: module, path: own.py}
@@ -41,7 +53,88 @@ def test_a_plan_searches_what_is_left_open(
     (tmp_path / "run.yaml").write_text(RUN + in_file)
     monkeypatch.chdir(tmp_path)
     seen: list[Space] = []
-    monkeypatch.setattr(planning, "searched", lambda _, space, *__: seen.append(space))
+
+    def searched(_: RunConfig, space: Space, *__: object) -> Plan:
+        seen.append(space)
+        return Plan(machine, 0, (), None)
+
+    monkeypatch.setattr(planning, "searched", searched)
     planning.planned(Path("run.yaml"), arguments, machine)
     assert seen[0].precisions == precisions
     assert (None if seen[0].engines is None else [each.label for each in seen[0].engines]) == engines
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own.py").write_text("")
+    (tmp_path / "run.yaml").write_text(RUN)
+    monkeypatch.chdir(tmp_path)
+    return Path("run.yaml")
+
+
+@pytest.mark.parametrize("engines", ["engine=ddp,fsdp", "engine=ddp"])
+def test_more_nodes_than_the_machine_has_are_a_problem(engines: str, own: Path) -> None:
+    with pytest.raises(UserError, match="nodes: 2 were given, but the machine has 1 node"):
+        planning.planned(own, ["nodes=2", engines], "8xH100-80GB")
+    with pytest.raises(UserError, match="nodes: 4 were given, but the machine has 2 nodes"):
+        planning.planned(own, ["nodes=4", engines], "2x8xH100-80GB")
+
+
+def test_the_line_to_type_keeps_the_users_own_overrides(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def searched(base: RunConfig, *_: object) -> Plan:
+        ways = [Row(base, ("engine=fsdp", "recompute=true")), Row(base, ("engine=ddp", "precision=tf32"))]
+        return Plan("a machine", 8, tuple(ways), ways[1])
+
+    monkeypatch.setattr(planning, "searched", searched)
+    given = ["engine=auto", "precision=auto", "lr=0.1", "recompute=false", "workload.path=own.py"]
+    found = planning.planned(own, given, "8xH100-80GB")
+    first, second = (each.overrides for each in found.rows)
+    assert first == ("lr=0.1", "workload.path=own.py", "engine=fsdp", "recompute=true", "precision=fp32")
+    assert second == ("lr=0.1", "recompute=false", "workload.path=own.py", "engine=ddp", "precision=tf32")
+    assert found.choice is found.rows[1]
+    found = planning.planned(own, ["engine=ddp", "engine.shard_optimizer=true"], "8xH100-80GB")
+    assert found.rows[1].overrides == ("engine=ddp", "precision=tf32"), "a row's engine is the whole block"
+
+
+def test_each_row_has_its_own_number_of_steps_and_the_nodes_that_it_was_given(tmp_path: Path) -> None:
+    place = prepared(tmp_path)
+    given = [f"workload.path={place / 'workload.py'}", "loop.steps=null", "loop.epochs=2", "engine=ddp"]
+    batches = [[*given, f"batch_size={size}"] for size in (4, 11)]
+    found = plan_as_asked(place / "run.yaml", batches, Traced(cluster("2x1xH100-80GB")), price=1.0)
+    assert {row.run.global_batch: row.steps for row in found.rows} == {4: 22, 11: 8}
+    for row in found.rows:
+        assert row.seconds is not None
+        assert row.steps is not None
+        assert found.total_seconds(row) == pytest.approx(row.steps * row.seconds)
+        assert row.overrides[-1] == "nodes=2"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["offload_activations=true"],
+        ["engine=fsdp", "engine.offload=true"],
+        ["engine={name: deepspeed, stage: 1, offload_optimizer: cpu}"],
+    ],
+)
+def test_offload_to_the_host_is_not_planned_and_that_is_the_reason(settings: list[str], own: Path) -> None:
+    run, problems = load(own, settings)
+    assert run is not None, problems
+    with pytest.raises(NotPlanned, match="offload to the host's memory is not planned"):
+        Traced(cluster("1xH100-80GB")).costs(run)
+    refuse_offload(run, detect())  # a processor's tensors are in the host's memory anyway
+    ways = families(
+        run.model_copy(update={"offload_activations": False}), Space(("fp32",)), cluster("2xH100-80GB").host, 1, 2
+    )
+    assert not any(each.run.offload_activations for each in ways.possible)
+
+
+def test_times_in_eight_bits_of_a_calibration_are_noted(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = load(own, ["precision=fp8-mixed"])
+    assert run is not None
+    estimator = Traced(replace(cluster("1xH100-80GB"), is_here=True))
+    plan = Plan("this machine", 1, (Row(run, (), timing=Time(1.0, "compute")),), None)
+    monkeypatch.setattr(planning, "kept", lambda _: None)
+    assert planning._noted(plan, estimator).notes == ()
+    monkeypatch.setattr(planning, "kept", lambda _: object())
+    assert "times are those of bf16" in planning._noted(plan, estimator).notes[0]

@@ -90,3 +90,15 @@ def test_names_of_modules_lose_wrappers_and_numbers_of_blocks() -> None:
         "blocks.*.1",
         "head",
     }
+
+
+def test_a_named_range_on_a_gpu_is_no_kernel() -> None:
+    """It lasts from its first kernel to its last, so that no time between them would be idle."""
+    spans = [
+        Span("gemm_kernel", 0.0, 1.0, device=True, own_seconds=1.0),
+        Span("Optimizer.step#AdamW.step", 0.0, 8.0, device=True, is_annotation=True, own_seconds=8.0),
+        Span("add_kernel", 7.0, 8.0, device=True, own_seconds=1.0),
+    ]
+    found = breakdown(spans, steps=1)
+    assert (found["computing"], found["idle"]) == (2.0, 6.0)
+    assert {each["name"] for each in found["operators"]} == {"gemm_kernel", "add_kernel"}

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from drivetrain.cli import profile_run
 from drivetrain.cli.app import app
+from drivetrain.errors import UserError
 
 WORKLOAD = """
 import time
@@ -105,3 +107,12 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_step(run_file: Pa
     result = CliRunner().invoke(app, ["profile", str(run_file), "-o", "taken"])
     assert result.exit_code != 0
     assert "warm up" not in result.output
+
+
+def test_a_run_on_several_nodes_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("workload.py").write_text(WORKLOAD)
+    Path("run.yaml").write_text(RUN)
+    with pytest.raises(UserError, match="nodes: 2 were given, and profile starts the ranks of one machine") as refused:
+        profile_run.profile(Path("run.yaml"), ["engine=ddp", "nodes=2"], 1, tmp_path, 0, False, lambda _: None)
+    assert [each.field for each in refused.value.problems] == ["nodes"]

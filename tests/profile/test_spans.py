@@ -36,3 +36,11 @@ def test_operators_know_the_range_that_called_them() -> None:
     assert [product.is_operator for product in products] == [True]
     assert PART + "forward" in [around.name for around in products[0].within()]
     assert not next(span for span in spans if span.name == PART + "forward").is_operator
+
+
+def test_a_range_that_the_program_names_is_known_as_one() -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as recorded, record_function("my part"):
+        torch.ones(2) + 1
+    found = {span.name: span.is_annotation for span in spans_of(recorded.events() or ())}
+    assert found["my part"]
+    assert not found["aten::add"]

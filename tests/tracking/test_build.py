@@ -76,15 +76,17 @@ def test_tensorboard_holds_the_curve(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from drivetrain.tracking.events import Evaluated, RunStarted, StepDone
+    from drivetrain.tracking.events import Evaluated, RolledOut, RunStarted, StepDone
 
     stream = EventStream(build_trackers(["tensorboard"], tmp_path))
     stream.send(RunStarted("run", "runs/run", total_steps=9, first_step=0, samples_per_epoch=10))
     for number in (1, 2, 3):
         stream.send(StepDone(number, 0.5, 1.0 / number, 1.0, 1e-3, 8.0, 0, 10, 5.0, 2.0))
     stream.send(Evaluated(3, {"accuracy": 0.5}, 0.1, best=True))
+    stream.send(RolledOut(2, {"reward": 0.25}))
     stream.close()
     held = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [point.value for point in held.Scalars("train/loss")] == pytest.approx([1.0, 0.5, 1 / 3])
     assert [point.step for point in held.Scalars("evaluation/accuracy")] == [3]
+    assert [(point.step, point.value) for point in held.Scalars("answers/reward")] == [(2, 0.25)]
     assert "train/scale" in held.Tags()["scalars"]

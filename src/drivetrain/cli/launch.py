@@ -10,8 +10,13 @@ import typer
 from drivetrain.cli.arguments import NodesOption, Overrides, RunFile, TrustOption
 from drivetrain.cli.console import errors, print_notices
 
+# options that only one way of starting reads
+OF_SLURM = ("time", "partition", "account")
+OF_KUBERNETES = ("image", "volume", "work_folder", "queue", "restarts", "namespace")
+
 
 def launch(
+    context: typer.Context,
     run_file: RunFile,
     overrides: Overrides = None,
     local: Annotated[bool, typer.Option("--local", help="Print the command that starts it on this machine.")] = False,
@@ -35,7 +40,7 @@ def launch(
         str | None, typer.Option("--machine", "-m", help="The cluster's machines, as 8xH100-80GB, for the plan.")
     ] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="CPU cores a node.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Kubernetes: memory of a node, as 200Gi.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of a node, as 200Gi.")] = None,
     image: Annotated[str | None, typer.Option(help="Kubernetes: the image, with drivetrain in it.")] = None,
     volume: Annotated[list[str] | None, typer.Option(help="Kubernetes: CLAIM:/place; may be repeated.")] = None,
     work_folder: Annotated[str | None, typer.Option(help="Kubernetes: where paths begin; the first volume.")] = None,
@@ -47,6 +52,7 @@ def launch(
     """Print what starts a run, here or elsewhere. `processes` counts ONE machine's GPUs: 8 on 2 nodes are 16."""
     if sum((local, torchrun, slurm, kubernetes, jobset, validate)) != 1:
         raise typer.BadParameter("choose one of --local, --torchrun, --slurm, --kubernetes, --jobset, --validate")
+    _refuse_unread(context, _way_of(slurm, validate, local or torchrun))
     if validate:
         if check:
             raise typer.BadParameter("--check is of a run file, and --validate of a manifest")
@@ -56,7 +62,8 @@ def launch(
     from drivetrain.launch.cluster import checked_for_cluster
     from drivetrain.launch.cluster_plan import plan_verdict
 
-    job = checked_for_cluster(run_file, overrides or [], nodes)
+    job = checked_for_cluster(run_file, overrides or [], nodes, elsewhere=kubernetes or jobset)
+    notices = list(job.notices)
     if local:
         text = commands.local_command(run_file, job.overrides, job.run)
     elif torchrun:
@@ -64,7 +71,9 @@ def launch(
     elif slurm:
         from drivetrain.launch.slurm import Allocation, sbatch_script
 
-        text = sbatch_script(run_file, job.overrides, job.run, Allocation(time, partition, account, cpus))
+        allocation = Allocation(time, partition, account, cpus, memory)
+        text = sbatch_script(run_file, job.overrides, job.run, allocation)
+        notices += allocation.notices
     else:
         from drivetrain.launch import kubernetes as manifests
 
@@ -73,12 +82,12 @@ def launch(
         text = manifests.as_yaml(made(run_file, job.overrides, job.run, asked))
     on_cluster = machine is not None or not (local or torchrun)
     if not check:
-        print_notices([*job.notices, *([plan_verdict(job.run, machine).sentence] if on_cluster else [])])
+        print_notices([*notices, *([plan_verdict(job.run, machine).sentence] if on_cluster else [])])
     elif on_cluster:
         from drivetrain.launch.launch_check import check_for_cluster
 
         shares_folder = not (kubernetes or jobset)
-        print_notices([*job.notices, *check_for_cluster(run_file, job, machine, shares_folder, trust)])
+        print_notices([*notices, *check_for_cluster(run_file, job, machine, shares_folder, trust)])
     else:
         from drivetrain.launch.launch_check import check_here
 
@@ -93,3 +102,32 @@ def _validate(manifest: Path) -> None:
     from drivetrain.launch.manifest_check import check_manifests
 
     errors.print(f"{check_manifests(manifest)} objects: no mistake was found")
+
+
+def _was_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)  # an enumeration of click's, which typer may bring along itself
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _way_of(slurm: bool, validate: bool, here: bool) -> str:
+    return "--slurm" if slurm else "--validate" if validate else "a command" if here else "manifests for Kubernetes"
+
+
+def _refuse_unread(context: typer.Context, way: str) -> None:
+    """Raises UserError for options that the chosen way does not read: whoever gives one expects something of it."""
+    from drivetrain.errors import Problem, UserError
+
+    every = {*OF_SLURM, *OF_KUBERNETES, "cpus", "memory"}
+    unread = {
+        "--slurm": {*OF_KUBERNETES},
+        "--validate": {*every, "overrides", "nodes", "machine", "trust"},
+        "a command": every,
+        "manifests for Kubernetes": {*OF_SLURM},
+    }[way]
+    given = [
+        each.opts[0] if each.param_type_name == "option" else each.human_readable_name
+        for each in context.command.params
+        if each.name in unread and _was_typed(context, each.name)
+    ]
+    if given:
+        raise UserError([Problem(name, f"has no effect with {way}", "leave it out") for name in given])

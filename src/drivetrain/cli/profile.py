@@ -44,6 +44,8 @@ def profile(
         trust,
         lambda line: errors.print(f"[dim]{escape(line)}[/]"),
     )
+    if not found.of_first:
+        return
     write_page(found.as_object(), found.timeline, folder, run_file.stem)
     print_notices(found.notes)
     if as_json:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.errors import RankError, RunError, UserError
+from drivetrain.errors import RankError, RunError, UserError, problem
+from drivetrain.launch.external_launcher import OuterLauncher
 from drivetrain.launch.job import Job
 from drivetrain.launch.prepare import checked
 from drivetrain.launch.start import start
@@ -45,6 +47,7 @@ class Profile:
     suggestions: list[Suggestion]
     trials: list[Trial] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    of_first: bool = True  # whether this is the first rank's, which is the one to show it
 
     @property
     def slowest(self) -> int:
@@ -85,10 +88,12 @@ def profile(
     """Profiles a run file. tries: how many suggestions are measured. folder: exists, and gets the traces."""
     from drivetrain.runtime.hardware import detect
 
+    _refuse_several_nodes(run_file, overrides)
     ready = checked(run_file, overrides, trust=trust)
     say(f"{steps} steps without the profiler, then {steps} with it, after {WARMING}")
     too_short = ready.run.loop.steps is not None and ready.run.loop.steps < WARM_UP + 2 * steps
-    measured = start(Job(verb="profile", run=ready.run, steps=steps, output=folder, notices=ready.notices)).value
+    result = start(Job(verb="profile", run=ready.run, steps=steps, output=folder, notices=ready.notices))
+    measured = result.value
     ranks = measured["ranks"]
     slowest = max(ranks, key=lambda rank: rank["step"])
     plans = _Plans(run_file, overrides, trust)
@@ -96,7 +101,16 @@ def profile(
     trials = [_tried(run_file, overrides, each.overrides, steps, trust, say) for each in found[:tries]]
     machine = detect(ready.run.device)
     notes = [*ready.notices, *([SHORTER] if too_short else []), *plans.notes]
-    return Profile(ready.run, machine, measured, plans.row(()), found, trials, notes)
+    return Profile(ready.run, machine, measured, plans.row(()), found, trials, notes, result.of_first)
+
+
+def _refuse_several_nodes(run_file: Path, overrides: Sequence[str]) -> None:
+    """Raises UserError for a run on several nodes, whose ranks only another launcher can start for a profile."""
+    run, _ = load(run_file, overrides)
+    if run is not None and run.nodes > 1 and OuterLauncher.here() is None:
+        why = f"{run.nodes} were given, and profile starts the ranks of one machine"
+        fix = "give nodes=1, or start it on each node: torchrun --nnodes N ... -m drivetrain profile run.yaml"
+        raise problem("nodes", why, fix)
 
 
 def _tried(

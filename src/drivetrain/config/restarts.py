@@ -8,8 +8,9 @@ from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError, problem
 
 
-def shrunk(run: RunConfig, world: int, local: int) -> RunConfig:
-    """Returns the run with `world` ranks in all, `local` of them on this node; unchanged if it has as many already.
+def shrunk(run: RunConfig, world: int) -> RunConfig:
+    """Returns the run with `world` ranks in all; unchanged if it has as many already. The result is the same on every
+    node, however many ranks each of them has left: all must agree on the run.
 
     Raises UserError with the smallest world size that works.
     """
@@ -20,7 +21,8 @@ def shrunk(run: RunConfig, world: int, local: int) -> RunConfig:
         why = f"{world} of {run.world_size} ranks are left, but {run.engine.label} needs a multiple of {least}"
         fix = f"the smallest world that works is {least}: go on with --resume once there are as many devices"
         raise problem("engine", why, fix)
-    nodes = world // local if world % local == 0 else 1  # nodes with unequal numbers of ranks count as one
+    processes = run.processes or 1
+    nodes = world // processes if world % processes == 0 else 1  # nodes that lack a device count as one
     changed = {
         "processes": world // nodes,
         "nodes": nodes,
@@ -41,6 +43,6 @@ def restart_problems(run: RunConfig) -> Iterator[Problem]:
         return
     processes = run.processes or 1
     try:
-        shrunk(run, run.min_nodes * processes, processes)
+        shrunk(run, run.min_nodes * processes)
     except UserError as error:
         yield Problem("min_nodes", error.problems[0].why, f"give min_nodes * processes >= {run.engine.smallest_world}")

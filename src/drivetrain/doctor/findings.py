@@ -16,6 +16,7 @@ from drivetrain.config.notices import emulation_notice
 from drivetrain.config.packages import OPTIONAL, remedy
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.doctor import devices, tries
+from drivetrain.errors import last_line
 from drivetrain.measure.gpu_software import device_software
 from drivetrain.runtime import environment, extension_builds
 from drivetrain.runtime.hardware import detect
@@ -91,6 +92,8 @@ def _optional(package: str) -> tuple[str, str]:
         return "no", f"not installed; for {purpose}: {remedy(package)}"
     except ImportError as error:
         return "no", f"installed but broken: {error}"
+    except Exception as error:  # whatever the package's own code raises where it does not fit the others
+        return "no", f"installed but broken: {last_line(error)}"
     return "yes", f"{installed}; for {purpose}"
 
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -50,21 +51,31 @@ def managed(seconds: float = SECONDS) -> Answer:
 
 
 def _together(given: Sequence[Sequence[str]], seconds: float) -> Answer:
-    """Returns the answer of the first of several processes, or of the one that failed."""
+    """Returns the answer of the first of several processes, or of the one that failed first: the others may wait for
+    it for ever."""
     children = [_started(arguments) for arguments in given]
     deadline = time.monotonic() + seconds
-    try:
-        outputs = [child.communicate(timeout=max(0.0, deadline - time.monotonic())) for child in children]
-    except subprocess.TimeoutExpired:
+    with ThreadPoolExecutor(len(children)) as pool:  # read all the time: a full pipe would stop a process
+        outputs = [pool.submit(child.communicate) for child in children]
+        while not all(each.done() for each in outputs) and time.monotonic() < deadline and not _failed(children):
+            time.sleep(0.05)
+        failed = _failed(children)
+        is_over = all(child.poll() is not None for child in children)
         for child in children:
             child.kill()
-            child.communicate()  # closes its pipes
-        return "no", f"hangs: no answer within {seconds:.0f} s"
-    for child, (_, err) in zip(children, outputs, strict=True):
-        if child.returncode != 0:
-            lines = err.strip().splitlines()
-            return "no", f"exit code {child.returncode}: {lines[-1][:300] if lines else 'without an error'}"
-    return "yes", json.loads(outputs[0][0].splitlines()[-1])
+        if failed:
+            lines = outputs[failed[0]].result()[1].strip().splitlines()
+            whose = f"rank {failed[0]}: " if len(children) > 1 else ""
+            code = children[failed[0]].returncode
+            return "no", f"{whose}exit code {code}: {lines[-1][:300] if lines else 'without an error'}"
+        if not is_over:
+            return "no", f"hangs: no answer within {seconds:.0f} s"
+        return "yes", json.loads(outputs[0].result()[0].splitlines()[-1])
+
+
+def _failed(children: Sequence[subprocess.Popen[str]]) -> list[int]:
+    """Returns the numbers of processes that ended with an error."""
+    return [number for number, child in enumerate(children) if child.poll()]
 
 
 def _started(arguments: Sequence[str]) -> subprocess.Popen[str]:

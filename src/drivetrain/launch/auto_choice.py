@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from drivetrain.config.load import OPEN, left_to_the_plan, load
 from drivetrain.config.planned import PlannedFigures
 from drivetrain.config.run import RunConfig
-from drivetrain.errors import UserError, counted, problem
+from drivetrain.errors import Problem, UserError, counted, problem
+from drivetrain.launch.external_launcher import OuterLauncher
 from drivetrain.plan.overrides import overrides_of
 from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
 
@@ -52,11 +53,24 @@ def decided_of(base: RunConfig, asked: Sequence[str], anew: bool) -> Decision:
     if earlier is not None:
         notice = f"{' and '.join(asked)}=auto: {' '.join(earlier)}, as the run in {base.folder} has it"
         return Decision(earlier, [notice])
+    _refuse_several_nodes_of_another_launcher(asked)
     plan = planned(base, asked)
     if plan.choice is None:
         raise _nothing_fits(plan, asked)
     values = [each for each in _values(plan.choice.run, base, asked) if _is_new(each, base, asked)]
     return Decision(values, [_why(plan, plan.choice, values, asked), *plan.offers], figures(plan.choice))
+
+
+def _refuse_several_nodes_of_another_launcher(asked: Sequence[str]) -> None:
+    """Raises UserError under torchrun and the like on several nodes: each of the ranks would plan for itself, for its
+    own node alone."""
+    outer = OuterLauncher.here()
+    if outer is None or outer.world_size <= outer.processes:
+        return
+    each = f"{outer.world_size // outer.processes} nodes of {outer.processes} processes"
+    why = f"auto is decided before ranks start, and another launcher has started {each}"
+    fix = "take the way that `drivetrain plan run.yaml --machine NODESxDEVICESxKIND` finds, such as engine=fsdp"
+    raise UserError([Problem(name, why, fix) for name in asked])
 
 
 def planned(base: RunConfig, asked: Sequence[str]) -> Plan:
@@ -66,7 +80,7 @@ def planned(base: RunConfig, asked: Sequence[str]) -> Plan:
     from drivetrain.plan.machines import this_machine
     from drivetrain.plan.planning import searched, space_of
 
-    here = replace(this_machine(catalogue()), nodes=base.nodes)
+    here = this_machine(catalogue()).over(base.nodes)
     return searched(base, space_of(base, here.host, asked), Traced(here))
 
 
@@ -77,7 +91,7 @@ def figures_as_it_stands(run: RunConfig) -> PlannedFigures | None:
     from drivetrain.plan.estimate import Traced
     from drivetrain.plan.machines import this_machine
 
-    found = as_it_stands(run, Traced(replace(this_machine(catalogue()), nodes=run.nodes)))
+    found = as_it_stands(run, Traced(this_machine(catalogue()).over(run.nodes)))
     return None if found.costs is None else figures(found)
 
 

@@ -14,6 +14,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.packages import installed, needed
 from drivetrain.config.resolve import resolved
 from drivetrain.config.run import RunConfig
+from drivetrain.config.texts import texts
 from drivetrain.errors import UserError
 
 # the rules about kinds of GPUs are left to the cluster: this one is taken to be able to do everything
@@ -30,12 +31,14 @@ class ClusterRun:
     notices: list[str]
 
 
-def checked_for_cluster(run_file: Path, overrides: Sequence[str], nodes: int | None = None) -> ClusterRun:
+def checked_for_cluster(
+    run_file: Path, overrides: Sequence[str], nodes: int | None = None, elsewhere: bool = False
+) -> ClusterRun:
     """Reads a run file and applies all rules that need no GPU. Raises UserError with all problems.
 
     A missing file at an absolute path is a notice, since only the cluster may have it. A relative path has to exist:
-    the job starts in the folder that it is submitted from, as this command does. A package that is missing here is a
-    notice, too.
+    the job starts in the folder that it is submitted from, as this command does. elsewhere: the job starts in a folder
+    of the cluster, so that a relative path is a notice too. A package that is missing here is one as well.
     """
     given = [*overrides, *([] if nodes is None else [f"nodes={nodes}"])]
     run, problems = load(run_file, given)
@@ -43,11 +46,13 @@ def checked_for_cluster(run_file: Path, overrides: Sequence[str], nodes: int | N
         raise UserError(problems)
     there = machine_of(run)
     full, problems = rules.judged(run, problems, there)
-    elsewhere = [each for each in problems if isinstance(each, MissingPath) and each.path.is_absolute()]
-    refused = [each for each in problems if each not in elsewhere]
+    absent = [each for each in problems if isinstance(each, MissingPath) and (elsewhere or each.path.is_absolute())]
+    refused = [each for each in problems if each not in absent]
     if refused:
-        raise UserError([*refused, *elsewhere])
-    missing = [f"{each.field}: {each.path} does not exist here; the cluster has to have it" for each in elsewhere]
+        raise UserError([*refused, *absent])
+    missing = [f"{each.field}: {each.path} does not exist here; the cluster has to have it" for each in absent]
+    if elsewhere:
+        missing += _relative(full, [each.path for each in absent])
     here = installed()
     missing += [
         f"{field}: {what} needs {package}, which is not installed here; the cluster has to have it"
@@ -58,6 +63,25 @@ def checked_for_cluster(run_file: Path, overrides: Sequence[str], nodes: int | N
     is_open = run.processes is None and resolved(run, twice).devices != full.devices
     known = run if is_open else run.model_copy(update={"processes": full.devices // full.nodes})
     return ClusterRun(known, given, [*_size(run, full, is_open), *missing])
+
+
+def _relative(run: RunConfig, absent: Sequence[Path]) -> list[str]:
+    """Returns a notice with the relative paths of a run, those that are not here included: what is here lies elsewhere
+    in a pod."""
+    blocks = {"workload": run.workload.model_dump(mode="json"), "engine": run.engine.model_dump(mode="json")}
+    here = (each for each in texts(blocks) if ("/" in each or Path(each).suffix) and _is_here(each))
+    found = dict.fromkeys(each for each in (*here, *map(str, absent)) if not Path(each).is_absolute())
+    if not found:
+        return []
+    where = "the work folder (--work-folder, or the first volume)"
+    return [f"relative paths begin in {where} and have to be there: {', '.join(found)}"]
+
+
+def _is_here(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):  # too long for a path, or with a zero byte
+        return False
 
 
 def machine_of(run: RunConfig) -> Machine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
@@ -10,7 +10,7 @@ from drivetrain.launch.cluster import machine_of
 from drivetrain.plan.catalogue import catalogue
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.estimator import NotPlanned
-from drivetrain.plan.machines import Cluster, cluster
+from drivetrain.plan.machines import Cluster, cluster, too_many_devices, too_many_nodes
 from drivetrain.plan.rows import gib, row
 
 
@@ -23,18 +23,24 @@ class Verdict:
 
 
 def plan_verdict(run: RunConfig, machine: str | None) -> Verdict:
-    """Returns what each rank would take, and whether that fits. Raises UserError for an unknown machine.
+    """Returns what each rank would take, and whether that fits. Raises UserError for an unknown machine,
+    and for one with fewer nodes or devices than the run takes.
 
-    machine: as `drivetrain plan --machine` takes it; None: only its memory is planned, for a device of unknown size.
-    Data that are not here, or a number of processes that only the cluster knows, leave it unplanned, which a sentence
-    states.
+    machine: as `drivetrain plan --machine` takes it, where one node stands for each of the run's; None: only memory is
+    planned, for a device of unknown size. Data that are not here, or a number of processes that only the cluster knows,
+    leave it unplanned, which a sentence states.
     """
     there = None if machine is None else cluster(machine, catalogue())
+    if there is not None:
+        problems = [] if there.nodes == 1 else too_many_nodes(run.nodes, there.nodes)
+        problems += too_many_devices(run.devices // run.nodes, there)
+        if problems:
+            raise UserError(problems)
     if run.processes is None and run.engine.takes_processes:
         return Verdict("no plan: processes was left out, the ranks of one machine")
     host = machine_of(run) if there is None else there.host
     kind = there or Cluster(run.nodes, host.device_count, "device", None, None, host)
-    estimator = Traced(replace(kind, nodes=run.nodes))
+    estimator = Traced(kind.over(run.nodes))
     try:
         costs = estimator.costs(run)
     except UserError as error:

@@ -152,7 +152,7 @@ def read_first(workload: Workload) -> None:
 def _plan(result: DryRun, run: RunConfig, machine: Machine, workload: Workload) -> None:
     """Adds what the run would take, by a plan, to the facts. Raises UserError for what its engine refuses when it wraps
     the model; a run that would not fit is a notice, since training finds out for certain."""
-    here = replace(this_machine(catalogue()), nodes=run.nodes, host=machine)
+    here = replace(this_machine(catalogue()).over(run.nodes), host=machine)
     estimator = Traced(here)
     estimator.samples.hold(run, workload)
     try:

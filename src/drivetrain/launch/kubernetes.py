@@ -21,6 +21,7 @@ from ruamel.yaml.scalarstring import LiteralScalarString
 
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError
+from drivetrain.launch.slurm import SAVED
 
 PORT = 29500
 CONFIG = PurePosixPath("/etc/drivetrain")  # the folder of the run file in a pod
@@ -213,9 +214,7 @@ def _jobset_spec(
         "completions": run.nodes,
         "completionMode": "Indexed",
         "backoffLimit": 0,  # a failed pod fails the job at once, and the set restarts
-        "podFailurePolicy": {
-            "rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
-        },
+        "podFailurePolicy": {"rules": [_disrupted(), _saved()]},
         "template": {
             "metadata": {"labels": {"drivetrain/run": name}},
             "spec": _pod(name, run_file, run, asked, command),
@@ -244,6 +243,17 @@ def _jobset_spec(
             }
         ],
     }
+
+
+def _disrupted() -> Manifest:
+    """Returns the rule for the pod that is preempted or whose node is drained."""
+    return {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+
+
+def _saved() -> Manifest:
+    """Returns the rule for the pods of other nodes, which save with it and end the same way, perhaps before it."""
+    codes = {"containerName": NODE, "operator": "In", "values": [SAVED]}
+    return {"action": "FailJob", "onExitCodes": codes}
 
 
 def _pod(name: str, run_file: Path, run: RunConfig, asked: Request, command: list[str]) -> Manifest:

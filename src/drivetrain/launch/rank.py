@@ -31,7 +31,7 @@ _ending = threading.Lock()
 
 def main(folder: Path, parent: int) -> None:
     threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
-    rank, world, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
     number, code = int(os.environ["LOCAL_RANK"]), 1
     try:
         heart = Heart(pulse_file(folder, number), rank, Answers(folder, number), waits_on_gpu).start()
@@ -44,7 +44,7 @@ def main(folder: Path, parent: int) -> None:
 
         if number == 0:  # of ranks that made room for a node which came late
             clear(folder)
-        task = _fitted(Job.model_validate_json((folder / TASK).read_bytes()), world, local)
+        task = _fitted(Job.model_validate_json((folder / TASK).read_bytes()), world)
         if world > 1:
             warnings = join(detect(task.run.device).device, task.run.hang_seconds)
             task = task.model_copy(update={"notices": [*task.notices, *warnings]})
@@ -58,17 +58,18 @@ def main(folder: Path, parent: int) -> None:
     os._exit(code)  # threads of a broken process group may never end
 
 
-def _fitted(task: Job, world: int, local: int) -> Job:
+def _fitted(task: Job, world: int) -> Job:
     """Returns the task on as many ranks as there are; raises UserError if it needs more."""
     from drivetrain.config import rules
     from drivetrain.config.restarts import shrunk
     from drivetrain.errors import UserError
     from drivetrain.runtime.hardware import detect
 
-    run = shrunk(task.run, world, local)
+    run = shrunk(task.run, world)
     if run is task.run:
         return task
-    problems = rules.check(run, detect(run.device))
+    # the ranks are there already; `processes` is no longer the number of this node's where nodes have unequal numbers
+    problems = [each for each in rules.check(run, detect(run.device)) if each.field != "processes"]
     if problems:
         raise UserError(problems)
     notice = f"{world} of {task.run.world_size} ranks are there; the global batch stays {run.global_batch}"

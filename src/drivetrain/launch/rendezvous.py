@@ -120,6 +120,10 @@ class Meeting:
     def _key(self, what: str, node: int) -> str:
         return f"drivetrain/{what}-{self._number}-{node}"
 
+    def goes_on_without(self) -> bool:
+        """Returns whether the others may go on when this node leaves; none can without the first one's store."""
+        return not self.is_first and (self._run.min_nodes or self._run.nodes) < self._run.nodes
+
     def give_up(self) -> None:
         """Records that the others need not try again."""
         if self._store is not None:

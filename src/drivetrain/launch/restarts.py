@@ -77,7 +77,10 @@ def _until_done(task: Job, folder: Path, meeting: Meeting) -> Result:
         meeting.part()
         processes = devices_left(task.run)
         if not processes:
-            raise RankError(f"{causes[-1]}; and no device is left on this machine to start again on")
+            if not meeting.goes_on_without():  # else the others would wait for this node
+                meeting.give_up()
+            why = causes[-1] if causes else "the ranks were ended to start again"
+            raise RankError(f"{why}; and no device is left on this machine to start again on")
 
 
 def _for_good(causes: Sequence[str], last: Died) -> RankError:

@@ -3,12 +3,15 @@ is put into the queue again."""
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.config.run import RunConfig
+from drivetrain.errors import problem
 
 PORT = 29500
 SAVED = 143  # the run's exit code when SIGTERM ended it and it has saved
@@ -22,6 +25,15 @@ class Allocation:
     partition: str | None = None
     account: str | None = None
     cpus: int | None = None  # of each node
+    memory: str | None = None  # of each node, as Kubernetes writes it: 200Gi
+
+    @property
+    def notices(self) -> list[str]:
+        """What Slurm does with what was left out."""
+        if self.cpus is not None:
+            return []
+        why = "--cpus was left out: Slurm may give a node's ranks a single core, which they share with their loaders"
+        return [f"{why}; give the cores of a node, as in --cpus 64"]
 
 
 def sbatch_script(run_file: Path, overrides: Sequence[str], run: RunConfig, allocation: Allocation) -> str:
@@ -32,6 +44,7 @@ def sbatch_script(run_file: Path, overrides: Sequence[str], run: RunConfig, allo
         "ntasks-per-node": 1,
         "gpus-per-node": run.processes if run.device != "cpu" else None,
         "cpus-per-task": allocation.cpus,
+        "mem": None if allocation.memory is None else slurm_memory(allocation.memory),
         "time": allocation.time,
         "partition": allocation.partition,
         "account": allocation.account,
@@ -39,9 +52,11 @@ def sbatch_script(run_file: Path, overrides: Sequence[str], run: RunConfig, allo
         "output": "%x-%j.log",
         "open-mode": "append",  # a job that starts again writes into the same log
     }
-    lines = [f"#SBATCH --{key}={value}" for key, value in asked.items() if value is not None]
+    lines = [f"#SBATCH --{key}={shlex.quote(str(value))}" for key, value in asked.items() if value is not None]
     lines.append("#SBATCH --requeue")  # also by Slurm itself, when a node fails or the job is preempted
     command = ["drivetrain", "train", str(run_file), *overrides]
+    # since Slurm 22.05 srun does not take the cores of a task from the job
+    cores = [] if allocation.cpus is None else [f"export SRUN_CPUS_PER_TASK={allocation.cpus}"]
     return "\n".join(
         [
             "#!/bin/bash",
@@ -53,6 +68,7 @@ def sbatch_script(run_file: Path, overrides: Sequence[str], run: RunConfig, allo
             f'export RENDEZVOUS="$first:{PORT}"',
             "# a job that was in the queue before goes on from its newest good checkpoint",
             'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then export RESUME=--resume; else export RESUME=; fi',
+            *cores,
             "code=0",
             "# the rank differs from node to node, so the shell that srun starts there fills it in",
             f"srun bash -c {shlex.quote(_on_a_node(command, run))} || code=$?",
@@ -61,6 +77,17 @@ def sbatch_script(run_file: Path, overrides: Sequence[str], run: RunConfig, allo
             "",
         ]
     )
+
+
+def slurm_memory(text: str) -> str:
+    """Returns an amount of memory as Slurm writes it: 200Gi becomes 200G, since its units count in 1024s. Raises
+    UserError for another text."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMGTP]?)(i?)", text)
+    if found is None or (found[3] and not found[2]):
+        raise problem("--memory", f"{text!r} is no amount of memory", "as in --memory 200Gi")
+    each = (1024 if found[3] else 1000) ** " KMGTP".index(found[2] or " ")
+    mebibytes = math.ceil(float(found[1]) * each / 2**20)
+    return f"{mebibytes // 1024}G" if mebibytes % 1024 == 0 else f"{mebibytes}M"
 
 
 def _on_a_node(command: Sequence[str], run: RunConfig) -> str:

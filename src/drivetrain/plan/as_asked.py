@@ -14,6 +14,7 @@ from drivetrain.data.remote_sources import fetched
 from drivetrain.errors import Problem, UserError
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.estimator import NotPlanned
+from drivetrain.plan.machines import too_many_nodes
 from drivetrain.plan.rows import Plan, Row, chosen, in_order, refused, room_for_tensors, row
 from drivetrain.runtime.run_folder import refuse_code_of_folders
 
@@ -27,15 +28,16 @@ def plan_as_asked(
     rows: list[Row] = []
     problems: list[Problem] = []
     for number, overrides in enumerate(choices):
-        run, its = rules.judged(_read(run_file, overrides, estimator, trust), [], estimator.host)
+        read, more = _read(run_file, overrides, estimator, trust)
+        run, its = rules.judged(read, too_many_nodes(read.nodes, estimator.nodes), estimator.host)
         problems += its
         reason = "; ".join(f"{each.field}: {each.why}" for each in its)
         found = refused(run, run, reason) if its else as_it_stands(run, estimator)
-        rows.append(replace(found, overrides=tuple(overrides), rank=(number,)))
+        steps = None if found.costs is None else estimator.steps(run)
+        rows.append(replace(found, overrides=(*overrides, *more), rank=(number,), steps=steps))
     if problems and all(each.costs is None for each in rows):
         raise UserError(problems)
     ordered = in_order(rows)
-    known = next((each.run for each in ordered if each.costs is not None), None)
     return Plan(
         machine=estimator.title,
         devices=estimator.nodes * estimator.devices_per_node,
@@ -43,7 +45,7 @@ def plan_as_asked(
         choice=chosen(ordered),
         room=room_for_tensors(ordered[0].run, estimator),
         notes=() if estimator.no_speed is None else (estimator.no_speed,),
-        steps=None if known is None else estimator.steps(known),
+        steps=next((each.steps for each in ordered if each.steps is not None), None),
         price=price,
         traces=sum(each.costs is not None for each in rows),
         seconds=time.perf_counter() - start,
@@ -60,13 +62,17 @@ def as_it_stands(run: RunConfig, estimator: Traced) -> Row:
         return refused(run, run, str(error))
 
 
-def _read(run_file: Path, overrides: Sequence[str], estimator: Traced, trust: bool) -> RunConfig:
-    """Reads the run; one that spreads takes all of the cluster's machines unless it names a number."""
+def _read(
+    run_file: Path, overrides: Sequence[str], estimator: Traced, trust: bool
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """Returns the run, and an override for what was added to it: one that spreads takes all of the cluster's machines
+    unless it names a number."""
     run, problems = load(run_file, overrides)
     if run is None or problems:
         raise UserError(problems)
     refuse_code_of_folders(run, run_file, trust)
     run = fetched(run, data=False)
     if "nodes" not in run.model_fields_set and run.engine.traits.spreads:
-        run = run.model_copy(update={"nodes": estimator.nodes})
-    return run
+        added = () if estimator.nodes == run.nodes else (f"nodes={estimator.nodes}",)
+        return run.model_copy(update={"nodes": estimator.nodes}), added
+    return run, ()

@@ -24,6 +24,7 @@ from drivetrain.plan.calibration import Calibration, Curve, DeviceSpeeds, kept_a
 
 PAIR = 2
 PATIENCE = 600  # seconds in which processes that measure have to answer
+TF32 = (8, 0)  # the compute capability from which products are rounded to tf32 in hardware
 DISK_BYTES = 64 * 2**20
 
 Found = tuple[DeviceSpeeds, dict[str, Curve]]
@@ -61,9 +62,10 @@ def calibrated(machine: Machine, report: Callable[[str], None]) -> Calibration:
 
 
 def measured_dtypes(machine: Machine) -> list[str]:
-    """Returns the types of products to measure: what the device multiplies itself. Emulated ones tell nothing about
-    speed, and would take minutes."""
-    return sorted(machine.native_dtypes)
+    """Returns the types of products to measure: what the device multiplies itself, tfloat32 included. Emulated ones
+    tell nothing about speed, and would take minutes."""
+    able = machine.compute_capability is not None and machine.compute_capability >= TF32
+    return sorted({*machine.native_dtypes, *(["tfloat32"] if able else [])})
 
 
 def _disk_write_bytes(folder: Path) -> float:

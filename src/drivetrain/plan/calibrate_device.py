@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,21 +35,43 @@ Largest = Callable[[float], float]
 
 
 def measured_speeds(device: torch.device, dtypes: Sequence[str], largest: Largest) -> DeviceSpeeds:
-    """Returns the speeds of a device. dtypes: of products, by torch's names.
+    """Returns the speeds of a device. dtypes: of products, by torch's names, and tfloat32 for float32 whose products
+    the device rounds on the way in; those of float32 are not rounded.
 
     largest: returns the largest of a number that each of the processes passes which measure at the same time, and so
     waits for them all.
     """
     clock = _Clock(device, largest)
     return DeviceSpeeds(
-        matmul={dtype: _matmul(clock, torch_dtype(dtype)) for dtype in dtypes},
-        attention={dtype: _attention(clock, torch_dtype(dtype)) for dtype in dtypes},
-        convolution={dtype: _convolution(clock, torch_dtype(dtype)) for dtype in dtypes},
+        matmul=_by_type(_matmul, clock, dtypes),
+        attention=_by_type(_attention, clock, dtypes),
+        convolution=_by_type(_convolution, clock, dtypes),
         memory=_memory(clock),
         optimizer=_optimizer(clock),
         random=_random(clock),
         call_seconds=_call_seconds(clock),
     )
+
+
+def _by_type(measure: Callable[[_Clock, torch.dtype], Curve], clock: _Clock, dtypes: Sequence[str]) -> dict[str, Curve]:
+    found = {}
+    for dtype in dtypes:
+        with _rounding(dtype == "tfloat32"):
+            found[dtype] = measure(clock, torch.float32 if dtype == "tfloat32" else torch_dtype(dtype))
+    return found
+
+
+@contextmanager
+def _rounding(tf32: bool) -> Iterator[None]:
+    """Sets both switches: PyTorch lets cuDNN round convolutions to tf32 by default, and products of matrices not."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 class _Clock:

@@ -49,6 +49,11 @@ def seconds(messages: Messages, cluster: Cluster) -> float:
     return messages.calls * start + sent_bytes(messages) / rate
 
 
+def leaves_node(messages: Messages, cluster: Cluster) -> bool:
+    """Returns whether the ranks of these calls lie on several nodes."""
+    return messages.ranks > 1 and _nodes(messages, cluster) > 1
+
+
 def _members_a_node(messages: Messages, cluster: Cluster) -> int:
     return max(1, min(messages.ranks, cluster.devices_per_node // messages.stride))
 

@@ -20,6 +20,15 @@ from drivetrain.training.auto_settings import order_of, total_steps_of
 IRRELEVANT = {"name", "output", "tracking", "checkpoints", "evaluation", "loop", "schedule"}  # to the costs of a step
 
 
+def refuse_offload(run: RunConfig, host: Machine) -> None:
+    """Raises NotPlanned for a run that keeps tensors of a GPU in the memory of its host: a trace takes them for the
+    GPU's, and knows nothing of the time of their copies."""
+    driving = run.engine.driving
+    places = {getattr(driving, f"offload_{what}", "none") for what in ("optimizer", "parameters")}
+    if host.device == "cuda" and (run.offload_activations or run.engine.offloads or places - {"none"}):
+        raise NotPlanned("offload to the host's memory is not planned yet; measure it with train or compare")
+
+
 class Traced:
     """Costs by tracing. Data are read once, and costs are kept by run."""
 
@@ -55,6 +64,7 @@ class Traced:
 
     def costs(self, run: RunConfig, quick: bool = False) -> StepCosts:
         quick = quick and run.world_size > 1
+        refuse_offload(run, self.host)
         key = f"{quick} {run.model_dump_json(exclude=IRRELEVANT)}"
         if key not in self._costs:
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drivetrain.config.machine import Machine
 from drivetrain.errors import Problem, UserError, problem, shown
@@ -42,6 +42,14 @@ class Cluster:
     def devices(self) -> int:
         return self.nodes * self.devices_per_node
 
+    def over(self, nodes: int, known: Catalogue | None = None) -> Cluster:
+        """Returns so many nodes of this kind. Several of a device of the catalogue have the network of this cluster, or
+        the one that nodes with such devices usually have."""
+        network = self.network if nodes > 1 else None
+        if nodes > 1 and network is None and self.device is not None:
+            network = (known or catalogue()).network(self.device.network)
+        return replace(self, nodes=nodes, network=network)
+
     def memory_bytes(self, ranks: int) -> int:
         """Returns the memory that one of `ranks` ranks has, of this cluster: a device's, or its share of a host's."""
         if self.host.device != "cpu":
@@ -79,6 +87,23 @@ def this_machine(known: Catalogue) -> Cluster:
     found = known.named_by_driver(host.device_name) if host.device == "cuda" else None
     name, device = found or (host.device_name, None)
     return Cluster(1, host.device_count, name, device, None, host, is_here=True)
+
+
+def too_many_nodes(wanted: int, there: int) -> list[Problem]:
+    """Returns the problem of a run on more nodes than the machine of a plan has."""
+    if wanted <= there:
+        return []
+    fix = f"name a machine with as many, as in --machine {wanted}x8xH100-80GB, or give fewer nodes"
+    return [Problem("nodes", f"{wanted} were given, but the machine has {there} node{'s' * (there > 1)}", fix)]
+
+
+def too_many_devices(wanted: int, there: Cluster) -> list[Problem]:
+    """Returns the problem of a run that takes more devices of a node than it has; ranks of a processor share it."""
+    if wanted <= there.devices_per_node or there.host.device == "cpu":
+        return []
+    has = f"{there.devices_per_node} device{'s' * (there.devices_per_node > 1)}"
+    fix = "name a machine with as many, or give fewer processes"
+    return [Problem("processes", f"{wanted} were given, but a node of the machine has {has}", fix)]
 
 
 def _parts(text: str) -> tuple[list[int], str, str | None]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 from drivetrain.config.engines import ENGINE, EngineBlock
+from drivetrain.config.load import resolve_key
 from drivetrain.config.run import RunConfig
 
-FIELDS = ("precision", "processes", "nodes", "batch_size", "recompute", "offload_activations", "micro_batch_size")
+FIELDS = (
+    *("precision", "processes", "nodes", "batch_size", "batch_size_per_device"),
+    *("recompute", "offload_activations", "micro_batch_size"),
+)
 
 
 def overrides_of(run: RunConfig, base: RunConfig) -> tuple[str, ...]:
@@ -21,6 +26,17 @@ def overrides_of(run: RunConfig, base: RunConfig) -> tuple[str, ...]:
         if value != getattr(base, name) and not (name == "processes" and not run.engine.takes_processes):
             found.append(f"{name}={json.dumps(value) if not isinstance(value, str) else value}")
     return tuple(found)
+
+
+def after(own: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
+    """Returns the overrides of a row after the user's own, without those of the user that the row's replace."""
+    replaced = {each.partition("=")[0] for each in added}
+
+    def is_kept(override: str) -> bool:
+        path = resolve_key(override.partition("=")[0])
+        return not any(".".join(path[:length]) in replaced for length in range(1, len(path) + 1))
+
+    return (*(each for each in own if is_kept(each)), *added)
 
 
 def engine_text(engine: EngineBlock) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from drivetrain.config.axes import choices, read_axes
-from drivetrain.config.load import OPEN, left_to_the_plan, load, resolve_key
+from drivetrain.config.load import AUTO, OPEN, left_to_the_plan, load, resolve_key
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.rules import precision_gap
@@ -14,10 +15,12 @@ from drivetrain.config.run import RunConfig
 from drivetrain.data.remote_sources import fetched
 from drivetrain.errors import UserError, problem
 from drivetrain.plan.as_asked import plan_as_asked
+from drivetrain.plan.calibration import kept
 from drivetrain.plan.catalogue import catalogue
 from drivetrain.plan.estimate import Traced
-from drivetrain.plan.machines import cluster
-from drivetrain.plan.rows import Plan
+from drivetrain.plan.machines import cluster, too_many_nodes
+from drivetrain.plan.overrides import after
+from drivetrain.plan.rows import Plan, Row
 from drivetrain.plan.search import search
 from drivetrain.plan.search_space import SEARCHED, Space, with_global_batch
 from drivetrain.runtime.run_folder import refuse_code_of_folders
@@ -43,9 +46,11 @@ def planned(
     estimator = Traced(cluster(machine, catalogue(devices)))
     if axes or estimator.no_speed is not None:
         ways = [each.overrides for each in choices(fixed, axes)]
-        return plan_as_asked(run_file, ways, estimator, price, trust)
+        return _noted(plan_as_asked(run_file, ways, estimator, price, trust), estimator)
     asked = left_to_the_plan(run_file, fixed)
     base, problems = load(run_file, [*fixed, *(f"{name}={OPEN[name]}" for name in asked)])
+    if base is not None:
+        problems = [*problems, *too_many_nodes(base.nodes, estimator.nodes)]
     if base is None or problems:
         raise UserError(problems)
     refuse_code_of_folders(base, run_file, trust)
@@ -53,7 +58,37 @@ def planned(
     named = {resolve_key(each.partition("=")[0])[0] for each in fixed}
     if "engine" not in named:  # the file's own engine is one of those that are searched
         asked = [*asked, "engine"]
-    return searched(base, space_of(base, estimator.host, asked), estimator, price)
+    found = searched(base, space_of(base, estimator.host, asked), estimator, price)
+    own = [each for each in fixed if not _is_open(each, asked)]
+    return _with_own(_noted(found, estimator), own, "precision" in asked)
+
+
+def _noted(plan: Plan, estimator: Traced) -> Plan:
+    """Returns the plan with a note where times in 8 bits are those of 16."""
+    in_eight_bits = any(each.timing is not None and each.run.precision_spec.layers is not None for each in plan.rows)
+    if not in_eight_bits or not estimator.cluster.is_here or kept(estimator.host) is None:
+        return plan
+    note = "fp8: this machine's calibration has no products in 8 bits, so that the times are those of bf16"
+    return replace(plan, notes=(*plan.notes, note))
+
+
+def _is_open(override: str, asked: Collection[str]) -> bool:
+    """Returns whether an override is the `auto` of a field that the plan decides."""
+    key, _, value = override.partition("=")
+    return value.strip() == AUTO and resolve_key(key)[0] in asked
+
+
+def _with_own(plan: Plan, own: Sequence[str], with_precision: bool) -> Plan:
+    """Returns the plan with the user's own overrides before those of each row, which win. with_precision: each row
+    names its precision, since the run's is open."""
+
+    def overrides(row: Row) -> tuple[str, ...]:
+        is_named = not with_precision or any(each.startswith("precision=") for each in row.overrides)
+        return after(own, row.overrides if is_named else (*row.overrides, f"precision={row.run.precision}"))
+
+    rows = {id(each): replace(each, overrides=overrides(each)) for each in plan.rows}
+    choice = None if plan.choice is None else rows[id(plan.choice)]
+    return replace(plan, rows=tuple(rows[id(each)] for each in plan.rows), choice=choice)
 
 
 def space_of(base: RunConfig, host: Machine, asked: Collection[str]) -> Space:

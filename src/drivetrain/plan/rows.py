@@ -32,6 +32,7 @@ class Row:
     at_best: float | None = None
     rank: tuple[int, ...] = ()  # the simpler of two ways has the lower one
     is_emulated: bool = False
+    steps: int | None = None  # of this way's whole run, where they differ from row to row
 
     @property
     def seconds(self) -> float | None:
@@ -94,13 +95,14 @@ class Plan:
     room: float = 0.0  # bytes for tensors on a device, without the margin and what no trace sees
     notes: tuple[str, ...] = ()
     offers: tuple[str, ...] = ()  # ways that change the result, or that need another machine
-    steps: int | None = None  # of the whole run
+    steps: int | None = None  # of the whole run, for rows that have none of their own
     price: float | None = None  # of a device and hour
     traces: int = 0
     seconds: float = field(default=0.0, compare=False)  # that planning took
 
     def total_seconds(self, row: Row) -> float | None:
-        return None if self.steps is None or row.seconds is None else self.steps * row.seconds
+        steps = self.steps if row.steps is None else row.steps
+        return None if steps is None or row.seconds is None else steps * row.seconds
 
     def cost(self, row: Row) -> float | None:
         """Returns the price of the whole run, without evaluations and saves; every device of the machine is paid."""

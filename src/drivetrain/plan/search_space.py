@@ -1,4 +1,4 @@
-"""The runs that a search chooses among: engines, precisions, degrees of a mesh, recompute, offload, micro-batches.
+"""The runs that a search chooses among: engines, precisions, degrees of a mesh, recompute, micro-batches.
 
 None of them changes the result of a step: the global batch is the user's, and the precision is one of those asked for.
 What the run file or the command line sets is kept.
@@ -99,7 +99,7 @@ def families(base: RunConfig, space: Space, host: Machine, nodes: int, devices_p
     base = with_global_batch(base, nodes * devices_per_node)
     for place, (engine, processes, machines) in enumerate(_spread(base, space, host, nodes, devices_per_node)):
         for precision in space.precisions:
-            for order, options in enumerate(_options(base, space, host)):
+            for order, options in enumerate(_options(base, space)):
                 update = {"engine": engine, "precision": precision, "processes": processes, "nodes": machines}
                 run = base.model_copy(update={**update, **options, **_without_size(base, space)})
                 run, problems = rules.judged(run, [], host)
@@ -136,14 +136,11 @@ def sizes(samples: int, stages: int) -> list[int]:
     return [*(2**power for power in range((largest - 1).bit_length())), largest]
 
 
-def _options(base: RunConfig, space: Space, host: Machine) -> Iterator[dict[str, Any]]:
+def _options(base: RunConfig, space: Space) -> Iterator[dict[str, Any]]:
     recompute = [base.recompute] if "recompute" in space.fixed else RECOMPUTE
-    offload = [base.offload_activations] if "offload_activations" in space.fixed else [False]
-    if "offload_activations" not in space.fixed and host.device == "cuda":
-        offload.append(True)
-    for moves in offload:
-        for again in recompute:
-            yield {"recompute": again, "offload_activations": moves}
+    offload = base.offload_activations if "offload_activations" in space.fixed else False  # which no trace sees
+    for again in recompute:
+        yield {"recompute": again, "offload_activations": offload}
 
 
 def _spread(

@@ -66,8 +66,14 @@ class Speeds(ABC):
 
 def speeds_of(cluster: Cluster, ranks: int) -> Speeds:
     """Returns the speeds of each of `ranks` ranks. Raises UserError for a machine whose speed is not known."""
-    if cluster.is_here and (found := kept(cluster.host)) is not None:
+    found = kept(cluster.host) if cluster.is_here else None
+    if found is not None and cluster.nodes == 1:
         return MeasuredSpeeds(found, ranks)
+    if found is not None and cluster.network is not None:
+        return MeasuredSpeeds(found, ranks, cluster)
+    if found is not None and cluster.device is None:
+        why = f"the network between several of {cluster.name} is not known"
+        raise problem("--machine", why, "name a machine of the catalogue, or the engine itself")
     if cluster.device is None:
         why = f"the speed of {cluster.name} is not known"
         raise problem("--machine", why, "run drivetrain calibrate here once, or name a machine of the catalogue")
@@ -110,10 +116,12 @@ class PublishedSpeeds(Speeds):
 
 
 class MeasuredSpeeds(Speeds):
-    """This machine, as `drivetrain calibrate` measured it."""
+    """This machine, as `drivetrain calibrate` measured it; between several of them, the published speed of the
+    network."""
 
-    def __init__(self, calibration: Calibration, ranks: int) -> None:
-        self._calibration, self._ranks = calibration, ranks
+    def __init__(self, calibration: Calibration, ranks: int, cluster: Cluster | None = None) -> None:
+        """cluster: several machines like this one; None: there is one."""
+        self._calibration, self._ranks, self._cluster = calibration, ranks, cluster
         together = calibration.together
         self._speeds: DeviceSpeeds = calibration.alone if ranks == 1 or together is None else together
         is_gpu = calibration.device == "cuda"
@@ -134,6 +142,8 @@ class MeasuredSpeeds(Speeds):
         return CallTime(0.0, calls * moved * self._slower, start)
 
     def messages(self, messages: Messages) -> float:
+        if self._cluster is not None and collectives.leaves_node(messages, self._cluster):
+            return collectives.seconds(messages, self._cluster)
         curve = self._calibration.collectives.get(messages.collective)
         if curve is None or messages.ranks <= 1 or not messages.calls:
             return 0.0
@@ -151,5 +161,8 @@ class MeasuredSpeeds(Speeds):
         return self._of_dtype(by_kind[operations.kind], operations.dtype)
 
     def _of_dtype(self, curves: dict[str, Curve], dtype: str) -> Curve:
-        """Returns the curve of a type, or float32's for one that the device emulates by it."""
+        """Returns the curve of a type, or float32's for one that the device emulates by it. Products in 8 bits are not
+        measured: they are taken for as quick as bfloat16's, which is too slow."""
+        if dtype == "float8" and dtype not in curves:
+            dtype = "bfloat16"
         return curves.get(dtype) or curves["float32"]

@@ -20,7 +20,8 @@ def breakdown(spans: Sequence[Span], steps: int) -> dict[str, Any]:
     backward pass.
     operators, modules: {"name", "seconds", ...} by falling time. on_gpu: whether a GPU computes.
     """
-    kernels = [span for span in spans if span.device and not span.is_exchange and not span.is_named]
+    own = (span for span in spans if span.device and not span.is_annotation)
+    kernels = [span for span in own if not span.is_exchange and not span.is_named]
     work = kernels or [span for span in spans if span.is_operator]
     computing = union((s.start, s.end) for s in work)
     exchange = union((s.start, s.end) for s in spans if s.is_exchange)

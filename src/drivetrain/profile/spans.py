@@ -18,7 +18,8 @@ Interval = tuple[float, float]
 class Span:
     """An operator, or a named range of the program. start, end: seconds. sequence: the number that joins an operator of
     the forward pass to its backward; -1 if there is none. device: whether a GPU executed it. is_async: whether it ran
-    beside the thread that began it, as exchanges over gloo do. parent: the span that called it."""
+    beside the thread that began it, as exchanges over gloo do. is_annotation: whether it is a range that the program
+    named (record_function): on a GPU the time from its first kernel to its last. parent: the span that called it."""
 
     name: str
     start: float
@@ -27,6 +28,7 @@ class Span:
     is_backward: bool = False
     is_async: bool = False
     device: bool = False
+    is_annotation: bool = False
     own_seconds: float = 0.0  # without what it called
     parent: Span | None = None
 
@@ -67,6 +69,7 @@ def spans_of(events: Iterable[Any]) -> list[Span]:
             event.scope == BACKWARD,
             event.is_async,
             on_device,
+            bool(event.is_user_annotation),
             (event.self_device_time_total if on_device else event.self_cpu_time_total) * MICROSECOND,
         )
     for event in events:

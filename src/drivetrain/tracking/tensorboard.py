@@ -7,11 +7,20 @@ from typing import Any
 
 from drivetrain.errors import problem
 from drivetrain.tracking.curves import curves_of
-from drivetrain.tracking.events import Evaluated, Event, Generated, MixtureEvaluated, RunStarted, StepDone, Tracker
+from drivetrain.tracking.events import (
+    Evaluated,
+    Event,
+    Generated,
+    MixtureEvaluated,
+    RolledOut,
+    RunStarted,
+    StepDone,
+    Tracker,
+)
 
 
 class TensorBoardTracker(Tracker):
-    """Scalars under train/ and evaluation/ in the run's tensorboard folder."""
+    """Scalars under train/, evaluation/ and the names of rewards in the run's tensorboard folder."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -33,7 +42,7 @@ class TensorBoardTracker(Tracker):
                 for number, sample in enumerate(event.samples, start=1):
                     texts = [f"**{name}**\n\n{text}" for name, text in sample.items() if text is not None]
                     self._writer.add_text(f"samples/{number}", "\n\n".join(texts), event.step)
-            case StepDone() | Evaluated() | MixtureEvaluated():
+            case StepDone() | Evaluated() | MixtureEvaluated() | RolledOut():
                 for name, value in curves_of(event).items():
                     self._writer.add_scalar(name, value, event.step)
 
