@@ -23,8 +23,10 @@ class Backend(StrEnum):
 
 
 # of the project's own server: vLLM has other ones, or none
-OWN_OPTIONS = ("checkpoint", "adapter", "key_file", "host_name", "answers", "requests_per_minute")
-OWN_OPTIONS += ("request_seconds", "stop_seconds", "trust")
+OWN_OPTIONS = (
+    *("checkpoint", "adapter", "key_file", "host_name", "answers", "requests_per_minute"),
+    *("request_seconds", "stop_seconds", "trust"),
+)
 ADAPTER_NAME = re.compile("[A-Za-z0-9_-]+")  # as in run files
 
 
