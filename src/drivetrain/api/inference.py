@@ -202,8 +202,8 @@ def _rows_of(model: nn.Module, samples: Any, loss: SummedLoss | None, size: int)
 
 
 def _collated(batch: list[Any], device: torch.device, dtype: torch.dtype) -> tuple[Any, Tensor | None]:
-    """Returns inputs and targets of samples: pairs, dicts (with a key "target"), or inputs alone. dtype: of
-    inputs that are floating-point numbers."""
+    """Returns inputs and targets of samples: pairs, dicts (with a key "target"), or inputs alone. dtype:
+    the one that inputs get which are floating-point numbers."""
     from torch.utils.data import default_collate
 
     merged = default_collate(batch)

@@ -1,4 +1,4 @@
-"""Which end of a metric is better: as the runs report it."""
+"""Finds which end of a metric is better, as the runs report it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ LOWER_IS_BETTER = ("loss", "error", "perplexity")  # endings of metrics' names, 
 
 
 def better_end(reports: Iterable[RunReport], name: str) -> Better | None:
-    """Returns the better end of a metric; None where no run knows it, or runs contradict each other. Of reports by
-    earlier versions alone, it follows from the name."""
+    """Returns the better end of a metric; None where no run knows it, or runs contradict each other. For
+    reports by earlier versions alone it follows from the name."""
     having = [report for report in reports if name in report.metrics]
     found = {higher for report in having if (higher := _higher_is_better(report, name)) is not None}
     if not found and all(report.directions is None for report in having):

@@ -122,7 +122,7 @@ def _commands(raw: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def _answer(raw: Mapping[str, Any], key: str) -> str:
-    """Returns the value of a key of ANSWERS, which LLaMA-Factory's default stands for where it is not given."""
+    """Returns the value of a key of ANSWERS, or LLaMA-Factory's default where the file has none."""
     samples = raw.get("do_sample") is None or _is_on(raw, "do_sample")
     if key == "temperature" and not samples:
         return "0"
