@@ -88,7 +88,7 @@ def _refuse_unread(context: typer.Context, slurm: bool, validate: bool) -> None:
     every = {*OF_SLURM, *OF_KUBERNETES, "overrides", "nodes", "machine", "cpus", "memory"}
     unread = every if validate else {*OF_KUBERNETES} if slurm else {*OF_SLURM}
     given = [
-        each.opts[0] if each.param_type_name == "option" else each.human_readable_name
+        "KEY=VALUE" if each.name == "overrides" else each.opts[0]
         for each in context.command.params
         if each.name in unread and _was_typed(context, each.name)
     ]
