@@ -125,7 +125,7 @@ def _refuse_unread(context: typer.Context, way: str) -> None:
         "manifests for Kubernetes": {*OF_SLURM},
     }[way]
     given = [
-        each.opts[0] if each.param_type_name == "option" else each.human_readable_name
+        "KEY=VALUE" if each.name == "overrides" else each.opts[0]
         for each in context.command.params
         if each.name in unread and _was_typed(context, each.name)
     ]
