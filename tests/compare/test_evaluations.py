@@ -131,6 +131,9 @@ def test_all_that_is_wrong_with_several_is_reported_before_the_first(drivetrain:
     code, _, err = drivetrain("evaluate", step, "--checkpoint", "last")
     assert code == 2
     assert "is a checkpoint itself" in " ".join(err.split())
+    code, _, err = drivetrain("evaluate", "out", "none.yaml", "--checkpoint", step)
+    assert code == 2
+    assert "is one checkpoint, and 2 models were given" in " ".join(err.split())
     code, _, err = drivetrain("evaluate", "batch_size=4")
     assert code == 2
     assert "only overrides were given" in " ".join(err.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ import peft
 import pytest
 import torch
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -19,6 +21,8 @@ from drivetrain.data.language.conversations import Message
 from drivetrain.data.language.vocabularies import byte_tokenizer
 from drivetrain.errors import UserError
 from drivetrain.generation.requests import Request
+from drivetrain.generation.running_batch import RunningBatch
+from drivetrain.inference import loading
 from drivetrain.inference.loading import LoadedModel, load_model
 from tests.generation.small_models import model_of
 from tests.generation.test_prompts import run_file
@@ -91,6 +95,45 @@ def test_each_request_is_answered_by_its_adapter(base: Path, tones: Sequence[Pat
         assert [each.tokens for each in model.generator.answers(mixed)] == [plain[number][0] for number in (2, 0, 1)]
     with closing(load_model(tones[1])) as alone:  # its base stands in its own file
         assert answered(alone) == plain[2]
+
+
+def test_adapters_share_the_rows_and_the_memory(
+    base: Path, tones: Sequence[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds: list[tuple[int, int]] = []
+
+    class Seen(RunningBatch):
+        def __init__(self, store: Any, max_rows: int, max_cells: int) -> None:
+            bounds.append((max_rows, max_cells))
+            super().__init__(store, max_rows, max_cells)
+
+    monkeypatch.setattr(loading, "RunningBatch", Seen)
+    monkeypatch.setattr(loading, "cells_of", lambda _: 9000)
+    with closing(load_model(base, adapters={"a": tones[0], "b": tones[1]}, max_rows=60)) as model:
+        asked = [Request(model.text_ids("one"), 1, adapter=name) for name in (None, "a")]
+        model.generator.answers(asked)
+    assert bounds == [(20, 3000)] * 2
+
+
+def test_an_adapter_that_replaces_a_module_is_not_switched(base: Path, tmp_path: Path) -> None:
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(tmp_path / "own")
+    with pytest.raises(UserError, match=r"whole modules .lm_head.*requests without them have it too"):
+        load_model(base, adapters={"a": tmp_path / "own"})
+    load_model(tmp_path / "own").close()
+
+
+def test_texts_begin_as_the_tokenizer_begins_them_and_do_not_end(base: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(base, tmp_path / "begun")
+    tokenizer = byte_tokenizer(["<|end|>"])
+    mark = tokenizer.convert_tokens_to_ids("<|end|>")
+    both = TemplateProcessing(single="<|end|> $A <|end|>", special_tokens=[("<|end|>", mark)])
+    tokenizer.backend_tokenizer.post_processor = both
+    tokenizer.save_pretrained(folder)
+    with closing(load_model(folder)) as model:
+        bare = tuple(tokenizer("one", add_special_tokens=False)["input_ids"])
+        assert model.text_ids("one") == model.text_ids("<|end|>one") == (mark, *bare)
+        assert model.text_ids("") == (mark,)
 
 
 def logprobs(model: LoadedModel, adapter: str | None = None) -> torch.Tensor:

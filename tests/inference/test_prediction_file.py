@@ -12,6 +12,7 @@ import pytest
 
 from drivetrain.config.load import validate
 from drivetrain.errors import UserError
+from drivetrain.inference.predicted_rows import request_of
 from drivetrain.inference.prediction_file import PredictionFile, check_place
 
 
@@ -28,6 +29,23 @@ def test_predictions_that_cannot_be_written_are_reported_and_leave_nothing(tmp_p
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         PredictionFile(tmp_path / "file" / "out.csv").write(iter([{"sample": 1}]))
+
+
+def test_an_error_of_what_makes_the_rows_is_not_the_files(tmp_path: Path) -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        yield {"sample": 1}
+        raise FileNotFoundError("picture.png")
+
+    with pytest.raises(FileNotFoundError, match=r"picture\.png"):
+        PredictionFile(tmp_path / "out.jsonl").write(rows())
+
+
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    (tmp_path / ".out.csv.partial").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="cannot be written: No space left on device"):
+        PredictionFile(tmp_path / "out.csv").write(iter([{"sample": 1}]))
 
 
 def test_a_failure_on_the_way_leaves_no_half_file(tmp_path: Path) -> None:
@@ -121,6 +139,28 @@ def test_json_lines_that_a_kill_cut_short_go_on_where_they_stopped(tmp_path: Pat
     assert again.write(iter([{"sample": 2}])) == 3
     assert [json.loads(line)["sample"] for line in path.read_text().splitlines()] == [0, 1, 2]
     assert [each.name for each in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+@pytest.mark.parametrize("named", ["evaluation", "train"])
+def test_the_runs_own_data_are_a_part_of_the_request(named: str, tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "a.png").write_text("a")
+    data = {"train": "train.csv", named: str(folder)}
+    workload = {"type": "text_classification", "model": {"path": "bert"}, "data": data}
+    run, _ = validate({"workload": workload, "batch_size": 2, "loop": {"steps": 1}}, [])
+    assert run is not None
+
+    def request() -> Any:
+        return json.loads(json.dumps(request_of(run, tmp_path / "step", None, [])))
+
+    first = request()
+    assert request() == first
+    (folder / "deep" / "a.png").write_text("other")
+    second = request()
+    assert second != first
+    (folder / "deep" / "a.png").rename(folder / "deep" / "b.png")
+    assert request() != second
 
 
 def test_what_another_request_left_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ def chat(
 
     def load(where: str | Path) -> LoadedModel:
         errors.print(f"[dim]loading {escape(str(where))}[/]", soft_wrap=True)
-        return load_model(where, checkpoint=checkpoint, trust=trust)
+        # a folder is a checkpoint of the first model alone: the other would be the same model again
+        chosen = checkpoint if where is place or checkpoint in ("best", "last") else "best"
+        return load_model(where, checkpoint=chosen, trust=trust)
 
     models = [load(each) for each in (place, compare) if each is not None]
     talking = Chat(models, settings, load, output, errors)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -12,15 +14,30 @@ from rich.markup import escape
 
 from drivetrain.cli.arguments import CheckpointOption, ModelPlace, TrustOption, path_option
 from drivetrain.cli.console import errors
+from drivetrain.config.files import usable_path
+from drivetrain.errors import Problem, UserError, problem
 
 
 class Backend(StrEnum):
     OWN, VLLM = "own", "vllm"
 
 
+# of the project's own server: vLLM has other ones, or none
+OWN_OPTIONS = (
+    *("checkpoint", "adapter", "key_file", "host_name", "answers", "requests_per_minute"),
+    *("request_seconds", "stop_seconds", "trust"),
+)
+ADAPTER_NAME = re.compile("[A-Za-z0-9_-]+")  # as in run files
+
+
 def serve(
+    context: typer.Context,
     place: ModelPlace,
     checkpoint: CheckpointOption = "best",
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FOLDER", help="An adapter over the model, which requests call by NAME; repeatable."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; one that others reach needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     unix_socket: Annotated[
@@ -45,8 +62,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: a language model by OpenAI's API, an encoder's embeddings, a classifier's classes."""
     if backend is Backend.VLLM:
-        given = {"--key-file": key_file, "--host-name": host_name, "--requests-per-minute": requests_per_minute}
-        _become_vllm(place, host, port, unix_socket, {name: value is not None for name, value in given.items()})
+        given = {f"--{name.replace('_', '-')}": _is_given(context, name) for name in OWN_OPTIONS}
+        _become_vllm(place, host, port, unix_socket, given)
     from drivetrain.config.packages import require
 
     require("serve", ["fastapi", "uvicorn", "prometheus_client"])
@@ -57,14 +74,20 @@ def serve(
     from drivetrain.web.keys import read_keys
     from drivetrain.web.server import Address, bound
 
+    adapters = adapters_of(adapter or [])
     address, keys = Address(host, port, unix_socket), read_keys(key_file)
     check_address(address, keys)
     listening = bound(address)  # before the model is loaded, which takes longer
     errors.print(f"[dim]loading {escape(str(place))}[/]", soft_wrap=True)
     if (kind := kind_of(place, checkpoint, trust)) in (TEXTS, PICTURES, ENCODER):
+        if adapters:
+            raise problem("--adapter", f"{place} writes no texts, and such models take none", "leave it out")
         model: Any = load_reader(place, kind, checkpoint=checkpoint, trust=trust)
     else:
-        model = load_model(place, checkpoint=checkpoint, trust=trust)
+        model = load_model(place, checkpoint=checkpoint, adapters=adapters, trust=trust)
+        if model.name in adapters:
+            model.close()
+            raise problem("--adapter", f"{model.name} is the name of the model itself", "give it another name")
     where = f"at {unix_socket}" if unix_socket else f"at http://{shown_host(host)}:{listening.getsockname()[1]}/v1"
 
     def ready() -> None:
@@ -75,6 +98,28 @@ def serve(
     limits = Limits(answers, request_seconds, requests_per_minute, stop_seconds)
     serve_model(model, listening, address, keys, host_name or [], limits, ready)
     errors.print("stopped")
+
+
+def adapters_of(given: Sequence[str]) -> dict[str, Path]:
+    """Returns name → folder. Raises UserError with all that is wrong with them."""
+    found, problems = dict[str, Path](), list[Problem]()
+    for each in given:
+        name, sign, folder = each.partition("=")
+        if not (sign and folder) or ADAPTER_NAME.fullmatch(name) is None:
+            fix = "write NAME=FOLDER, with a name of letters, digits, - and _"
+            problems.append(Problem("--adapter", f"{each!r} was given", fix))
+        elif name in found:
+            problems.append(Problem("--adapter", f"two are called {name}", "give each another name"))
+        else:
+            found[name] = usable_path(folder)
+    if problems:
+        raise UserError(problems)
+    return found
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 def _become_vllm(place: Path, host: str, port: int, unix_socket: Path | None, unheeded: dict[str, bool]) -> NoReturn:

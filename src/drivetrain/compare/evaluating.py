@@ -82,6 +82,12 @@ def located(label: str, found: Problem) -> Problem:
 def models_of(places: Sequence[Path], named: Sequence[str]) -> Iterator[tuple[str, Path, str]]:
     """Yields (label, run's folder or file, checkpoint). named: checkpoints; the best where none is."""
     checkpoints = named or ["best"]
+    folder = next((each for each in checkpoints if each not in ("best", "last")), None)
+    if folder is not None and len(places) > 1:
+        why = (
+            f"{folder} is one checkpoint, and {len(places)} models were given: each would be evaluated with its weights"
+        )
+        raise problem("--checkpoint", why, "give the checkpoint's folder in place of its run, or evaluate one run")
     for place in places:
         if (run := run_around(place)) is not None:
             if named:

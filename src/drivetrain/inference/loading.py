@@ -50,6 +50,7 @@ class LoadedModel:
 
     template: None for a model without a chat template. context_length: the longest sequence that the model has
     positions for, if there is a bound. adapters: names that a request may give. sampling: the model's own settings.
+    begins: the tokens that the tokenizer puts before texts, of a model that is of no run.
     """
 
     name: str
@@ -59,6 +60,7 @@ class LoadedModel:
     context_length: int | None
     adapters: tuple[str, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
+    begins: tuple[int, ...] = ()
 
     def chat_ids(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Returns the tokens that get the reply to a conversation. Raises UserError without a chat template, and
@@ -68,9 +70,11 @@ class LoadedModel:
         return tuple(self.template.prompt_ids(messages, tools))
 
     def text_ids(self, text: str) -> tuple[int, ...]:
-        """Returns the tokens of a text that is continued. Those of an empty one are the token that begins texts, where
-        the tokenizer has one."""
+        """Returns the tokens of a text that is continued, behind `begins`. Those of an empty one are the token that
+        begins texts, where the tokenizer has one."""
         ids = tuple(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        if ids[: len(self.begins)] != self.begins:  # else the text has them
+            ids = self.begins + ids
         begin = self.tokenizer.bos_token_id
         return ids if ids or begin is None else (begin,)
 
@@ -102,7 +106,8 @@ def load_model(
     found = _opened(Path(source), checkpoint, trust)
     model, names = found.model, tuple(adapters or ())
     if names:
-        model = _with_adapters(found, {name: Path(folder) for name, folder in (adapters or {}).items()}, quantised)
+        folders = {name: Path(folder) for name, folder in (adapters or {}).items()}
+        model = _with_adapters(found, folders, quantised, switched=True)
         if not is_whole(model):
             raise problem("adapters", "virtual tokens cannot be switched", "give the adapter's folder as the model")
     elif quantised is not None:
@@ -113,20 +118,34 @@ def load_model(
     ends = frozenset({*settings.ends, *_known(found.tokenizer.eos_token_id)})
     places = context_length(model.config)
     size = int(model.get_input_embeddings().num_embeddings)
-    batches = _batches(model, AdapterSwitch(model) if names else None, max_rows)
+    batches = _batches(model, AdapterSwitch(model) if names else None, max_rows, 1 + len(names))
     constraints = Constraints(found.tokenizer, ends, size)
     generator = LocalGenerator(batches, found.tokenizer, ends, places, size, constraints, names)
-    return LoadedModel(found.name, generator, found.tokenizer, template, places, names, Sampling(**settings.drawn))
+    drawn, begins = Sampling(**settings.drawn), () if found.is_run else _begins(found.tokenizer)
+    return LoadedModel(found.name, generator, found.tokenizer, template, places, names, drawn, begins)
 
 
-def _batches(model: Any, switch: AdapterSwitch | None, max_rows: int) -> MakeBatch:
-    """Returns what makes the batch of an adapter's requests. The cache is tried here, on the model without adapters."""
+def _begins(tokenizer: Any) -> tuple[int, ...]:
+    """Returns the tokens that a tokenizer puts before each text: Llama's and Gemma's one, with which they were
+    trained. What it puts behind texts is left out, for they go on."""
+    whole, bare = (tokenizer("a", add_special_tokens=each, verbose=False)["input_ids"] for each in (True, False))
+    places = range(len(whole) - len(bare) + 1)
+    start = next((place for place in places if whole[place : place + len(bare)] == bare), 0)
+    return tuple(whole[:start])
+
+
+def _batches(model: Any, switch: AdapterSwitch | None, max_rows: int, count: int) -> MakeBatch:
+    """Returns what makes the batch of an adapter's requests. The cache is tried here, on the model without adapters.
+
+    count: batches that may run at once, one of each adapter and one without: each has its part of rows and memory.
+    """
 
     def forward(adapter: str | None) -> LocalForward:
         return LocalForward(model, None if switch is None else functools.partial(switch.choose, adapter))
 
-    stores, cells = stores_of(forward(None), model), cells_of(model)
-    return lambda adapter: RunningBatch(stores(forward(adapter)), max_rows, cells)
+    stores = stores_of(forward(None), model)
+    rows, cells = max(1, max_rows // count), max(1, cells_of(model) // count)
+    return lambda adapter: RunningBatch(stores(forward(adapter)), rows, cells)
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------
@@ -134,13 +153,15 @@ def _batches(model: Any, switch: AdapterSwitch | None, max_rows: int) -> MakeBat
 
 @dataclass(frozen=True)
 class _Opened:
-    """folder: where its generation settings lie. base: the path that its adapters would name, if it can have some."""
+    """folder: where its generation settings lie. base: the path that its adapters would name, if it can have some.
+    is_run: whether it is of a run, whose texts were tokenised without the tokenizer's own additions."""
 
     name: str
     model: Any
     tokenizer: Any
     folder: Path
     base: str | None = None
+    is_run: bool = False
 
 
 def _opened(source: Path, checkpoint: str, trust: bool) -> _Opened:
@@ -158,7 +179,7 @@ def _of_run(run: RunConfig, path: Path, trust: bool) -> _Opened:
     keeps = run.quantised_base is not None  # merging would unpack the base
     model: Any = loaded_model(run, path, adapter="keep" if keeps else "merge", trust=trust, quantised=keeps)
     base = None if run.adapter is not None else str(path)
-    return _Opened(run.name, model, model.tokenizer, path, base)
+    return _Opened(run.name, model, model.tokenizer, path, base, is_run=True)
 
 
 def _of_transformers(source: str, trust: bool) -> _Opened:
@@ -182,7 +203,10 @@ def _of_adapter(folder: Path, trust: bool) -> _Opened:
     return _Opened(folder.name, model, tokenizer, found.folder)
 
 
-def _with_adapters(found: _Opened, folders: Mapping[str, Path], quantised: Format | None) -> nn.Module:
+def _with_adapters(
+    found: _Opened, folders: Mapping[str, Path], quantised: Format | None, switched: bool = False
+) -> nn.Module:
+    """switched: whether requests choose among them and the base, which then stays as it is."""
     if found.base is None:
         why = f"{found.name} has an adapter of its own"
         raise problem("adapters", why, "give its base as the model, and its checkpoint as one of the adapters")
@@ -190,8 +214,9 @@ def _with_adapters(found: _Opened, folders: Mapping[str, Path], quantised: Forma
     blocks = [Adapter(name=name, path=folder, trained=False) for name, folder in folders.items()]
     fitted = AdapterSet(blocks, found.base, base)
     made = fitted.fit(found.model)
-    if len(blocks) > 1 and fitted.replaced:
-        why = f"they hold whole modules ({', '.join(fitted.replaced[:2])}), of which the model has one each"
+    if switched and fitted.replaced:
+        names = ", ".join(fitted.replaced[:2])
+        why = f"they hold whole modules ({names}), of which the model has one each: requests without them have it too"
         raise problem("adapters", why, "load one of them alone, as the model")
     return made
 

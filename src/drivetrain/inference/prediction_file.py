@@ -69,14 +69,22 @@ class PredictionFile:
     def write(self, rows: Iterator[dict[str, Any]]) -> int:
         """Writes the rows that follow, and returns the number of all."""
         try:
+            first = list(islice(rows, 1))  # before the file is opened: what makes the rows may call `begin`
             with self._reported():
-                first = list(islice(rows, 1))  # before the file is opened: what makes the rows may call `begin`
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                with self._aside.open("a" if self._done else "w", encoding="utf-8", newline="") as file:
-                    write = _csv_writer(file) if self._is_csv else _json_writer(file)
-                    for row in chain(first, rows):
+                file = self._aside.open("a" if self._done else "w", encoding="utf-8", newline="")
+            try:
+                write = _csv_writer(file) if self._is_csv else _json_writer(file)
+                for row in chain(first, rows):  # an OSError of what makes the rows is none of this file's
+                    with self._reported():
                         write(row)
-                        self._done += 1
+                    self._done += 1
+                with self._reported():
+                    file.flush()
+            finally:
+                with contextlib.suppress(OSError):  # of what a failed flush left: it was reported
+                    file.close()
+            with self._reported():
                 self._aside.replace(self._path)
                 self._request.unlink(missing_ok=True)
         except BaseException:
@@ -102,7 +110,7 @@ class PredictionFile:
             yield
         except OSError as error:
             why = f"{self._path} cannot be written: {error.strerror}"
-            raise problem("--output", why, "give another file") from None
+            raise problem("--output", why, "give another file") from error
 
 
 def _whole_lines(path: Path) -> int:

@@ -32,6 +32,13 @@ class Saved:
     config: Any  # PEFT's
     tensors: dict[str, Tensor]  # by PEFT's names
 
+    @property
+    def replaced(self) -> list[str]:
+        """Returns what it holds whole, in the place of the model's: modules that its config names, else weights."""
+        marks = ("lora_", "ia3_", ".base_layer.", PROMPT)  # PEFT repeats an embedding that it adapts as base_layer
+        whole = [name.removeprefix(PREFIX) for name in self.tensors if not any(mark in name for mark in marks)]
+        return list(getattr(self.config, "modules_to_save", None) or whole)
+
     def check_base(self, fingerprint: str | None) -> None:
         adapter_origin.check_base(self.folder, fingerprint, "adapter.path")
 

@@ -211,8 +211,8 @@ class AdapterSet:
 
     @property
     def replaced(self) -> list[str]:
-        """Returns the modules that saved adapters hold whole, in the place of the model's."""
-        return [name for saved in self._saved.values() for name in getattr(saved.config, "modules_to_save", None) or ()]
+        """Returns the modules and weights that saved adapters hold whole, in the place of the model's."""
+        return [name for saved in self._saved.values() for name in saved.replaced]
 
     # --- virtual tokens ----------------------------------------------------------------------------------------------
 

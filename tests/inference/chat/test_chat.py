@@ -7,19 +7,23 @@ import json
 import os
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pexpect
 import pytest
+from pydantic import create_model
 from rich.console import Console
 
+from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.errors import UserError
 from drivetrain.generation.replies import Call
 from drivetrain.generation.requests import Request
 from drivetrain.inference.chat.chat import Chat
-from drivetrain.inference.chat.functions import read_functions, result_of
+from drivetrain.inference.chat.functions import Function, read_functions, result_of
 from drivetrain.inference.chat.lines import piped_lines
+from drivetrain.inference.chat.replies import Replies, Step
 from drivetrain.inference.chat.screen import complete_blocks, visible
 from drivetrain.inference.chat.talk import Settings
 from tests.scripted_model import ScriptedModel, scripted
@@ -68,6 +72,8 @@ def test_a_pipe_is_answered_line_by_line_and_the_model_reads_all_before() -> Non
 def test_a_line_that_ends_with_a_backslash_goes_on() -> None:
     _, _, _, chat = talked("one\\\ntwo\n//not a command\n", scripted())
     assert [each.content for each in chat.talks[0].messages if each.role == "user"] == ["one\ntwo", "/not a command"]
+    _, _, _, chat = talked("the last\\", scripted())
+    assert [each.content for each in chat.talks[0].messages if each.role == "user"] == ["the last"]
 
 
 def test_commands_change_what_follows(tmp_path: Path) -> None:
@@ -132,6 +138,111 @@ def test_two_models_are_asked_the_same_and_each_remembers_its_own_answers() -> N
     assert [model.name for model in chat.models] == ["scripted", "third"]
 
 
+def test_a_checkpoints_folder_is_of_the_first_model_alone(
+    drivetrain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[tuple[str, str]] = []
+
+    def load(place: str | Path, *, checkpoint: str, **_: Any) -> ScriptedModel:
+        loaded.append((str(place), checkpoint))
+        return scripted()
+
+    monkeypatch.setattr("drivetrain.inference.loading.load_model", load)
+    pipe = io.TextIOWrapper(io.BytesIO(b"/compare three\n"))
+    for given, others in ((str(tmp_path), "best"), ("last", "last")):
+        loaded.clear()
+        pipe.seek(0)
+        monkeypatch.setattr("sys.stdin", pipe)
+        code, _, err = drivetrain("chat", "one", "--compare", "two", "--checkpoint", given)
+        assert code == 0, err
+        assert loaded == [("one", given), ("two", others), ("three", others)]
+
+
+def test_two_models_are_offered_no_functions(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(TOOLS.replace("return {", "raise SystemExit; return {"))
+    call = '<tool_call>{"name": "weather", "arguments": {"town": "Köln"}}</tool_call>'
+    one, other = scripted(lambda _: call), scripted(lambda _: call)
+    _, notes, answered, chat = talked("Weather?\n", one, other, functions=read_functions(tmp_path / "tools.py"))
+    assert answered
+    assert "functions are not offered while two models are compared" in notes
+    for talk in chat.talks:
+        assert [(each.role, each.tool_calls) for each in talk.messages] == [("user", ()), ("assistant", ())]
+        assert "weather" not in one.tokenizer.decode(list(one.generator.requests[0].ids))
+
+
+@pytest.mark.parametrize("end", ["Ctrl-C", "an error"])
+def test_a_reply_that_is_cut_short_calls_nothing(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    text = 'Wait.\n<tool_call>{"name": "weather", "arguments": {"town": "Köln"}}</tool_call>'
+    model = scripted(lambda _: text, fails=None if end == "Ctrl-C" else MemoryError("no memory left"))
+    if end == "Ctrl-C":
+        steps = Replies.steps
+
+        def stopped(replies: Replies) -> Iterator[Step]:
+            yield from steps(replies)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Replies, "steps", stopped)
+    _, notes, answered, chat = talked("Weather?\n", model, functions=read_functions(tmp_path / "tools.py"))
+    assert not answered
+    assert "weather(" not in notes
+    assert [(each.role, each.content) for each in chat.talks[0].messages] == [
+        ("user", "Weather?"),
+        ("assistant", "Wait."),
+    ]
+
+
+def test_ctrl_c_in_a_function_or_a_command_does_not_end_the_chat(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text("def wait() -> str:\n    raise KeyboardInterrupt\n")
+    call = '<tool_call>{"name": "wait", "arguments": {}}</tool_call>'
+    model = scripted()
+    model.generator.script = lambda _: call * 2 if len(model.generator.requests) == 1 else "fine"
+    out, notes, _, chat = talked("Go\nAnd?\n", model, functions=read_functions(tmp_path / "tools.py"))
+    assert [each.role for each in chat.talks[0].messages] == ["user", "assistant", "tool", "tool", "user", "assistant"]
+    assert notes.count("wait({}) = error: the user stopped it") == 2
+    assert out.endswith("fine\n")
+
+    def stopped(_: str) -> Any:
+        raise KeyboardInterrupt
+
+    chat.load = stopped
+    assert not chat.run(piped_lines(io.BytesIO(b"/compare other\n")))
+    assert len(chat.models) == 1
+
+
+def test_a_functions_result_that_the_context_has_no_room_for_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text("def book() -> str:\n    return 'word ' * 1000\n")
+    call = '<tool_call>{"name": "book", "arguments": {}}</tool_call>'
+    model = scripted(context_length=2000)
+    model.generator.script = lambda _: call if len(model.generator.requests) == 1 else "long"
+    out, _, answered, chat = talked("Read.\n", model, functions=read_functions(tmp_path / "tools.py"))
+    assert (out, answered) == ("long\n", True)
+    assert chat.talks[0].messages[2].content.startswith("error: the result has 5,000 characters")
+    assert all(len(each.ids) < 2000 for each in model.generator.requests)
+
+
+def test_what_a_template_has_no_place_for_is_refused() -> None:
+    plain = scripted()
+    plain.tokenizer.chat_template = "{% for m in messages if m.role != 'system' %}{{ m.content }}\n{% endfor %}"
+    plain.template = ChatTemplate(plain.tokenizer, None, "template")
+    function = Function("f", str, create_model("f"))
+    for model in (scripted(template=None), plain):
+        with pytest.raises(UserError) as refused:
+            talked("", model, system="Be kind.", functions=[function])
+        assert [each.field for each in refused.value.problems] == ["--tools", "system message"]
+        _, notes, answered, chat = talked("/system Be kind.\nhello\n", model)
+        assert "no chat template with a place for a system message" in notes
+        assert (chat.settings.system, answered) == (None, False)
+        assert [each.role for each in chat.talks[0].messages] == ["user", "assistant"]
+
+
+def test_a_saved_conversation_replaces_no_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text("mine")
+    _, notes, _, _ = talked(f"hello\n/save {tmp_path / 'mine.jsonl'}\n", scripted())
+    assert "is there already" in notes
+    assert (tmp_path / "mine.jsonl").read_text() == "mine"
+
+
 def test_functions_are_called_and_their_results_read(tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
     model = scripted()
@@ -161,6 +272,11 @@ def test_calls_that_cannot_be_made_say_why(tmp_path: Path) -> None:
     assert "Extra inputs are not permitted" in result_of(Call("weather", '{"town": "a", "x": 1}'), functions)
     assert "Invalid JSON" in result_of(Call("weather", "{"), functions)
     assert result_of(Call("fails", '{"number": 1}'), functions) == "error: RuntimeError: no luck"
+    circular: list[Any] = []
+    circular.append(circular)
+    for value, why in (({(1, 2): 3}, "keys must be"), (circular, "Circular reference")):
+        odd = Function("odd", lambda value=value: value, create_model("odd"))
+        assert why in result_of(Call("odd", "{}"), [odd])
 
 
 @pytest.mark.parametrize(

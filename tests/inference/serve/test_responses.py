@@ -91,6 +91,21 @@ def test_a_schema_constrains_the_answer(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ({"format": "json_object"}, "text.format is an object, and 'json_object' was given"),
+        ({"format": {"type": "xml"}}, "text.format.type: 'xml' was given"),
+        ({"verbosity": "low"}, "text.verbosity='low' is not supported"),
+    ],
+)
+def test_a_form_that_is_none_and_a_verbosity_are_refused_by_name(server: Running, text: Any, why: str) -> None:
+    status, _, found = server.ask("/v1/responses", {"input": "Hi", "text": text})
+    assert status == 400
+    assert why in found["error"]["message"]
+    assert server.ask("/v1/responses", {"input": "Hi", "text": {"verbosity": "medium"}})[0] == 200
+
+
+@pytest.mark.parametrize(
     "given", [{"store": True}, {"previous_response_id": "resp_1"}, {"conversation": "conv_1"}, {"background": True}]
 )
 def test_what_would_be_stored_is_refused_by_name(server: Running, given: Any) -> None:

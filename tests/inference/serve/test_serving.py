@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.generation.requests import Request
 from tests.running_server import Running, serving
 from tests.scripted_model import scripted
@@ -135,6 +136,20 @@ def test_a_forced_function_constrains_the_reply_to_its_schema() -> None:
             assert constraint["properties"]["arguments"] == TOOLS[0]["function"]["parameters"]
 
 
+def test_an_answer_in_a_form_has_no_thought_though_the_template_opens_one() -> None:
+    template = "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<think>\n{% endif %}"
+    model = scripted(lambda _: '{"a": 1}')
+    model.tokenizer.chat_template = template
+    model.template = ChatTemplate(model.tokenizer, None, "template")
+    with serving(model) as server:
+        form: Any = {"type": "json_object"}
+        message = chat(server, response_format=form).choices[0].message
+        assert (message.content, getattr(message, "reasoning_content", None)) == ('{"a": 1}', None)
+        found = server.client().responses.create(model="scripted", input="Hi", text={"format": form})
+        assert found.output_text == '{"a": 1}'
+        assert chat(server).choices[0].message.reasoning_content == '{"a": 1}'
+
+
 def test_a_schema_reaches_the_generator_as_its_constraint(server: Running) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     chat(server, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
@@ -158,8 +173,14 @@ def test_thoughts_are_apart_from_the_answer() -> None:
 def test_completions_take_prompts_in_four_forms(server: Running, prompt: Any) -> None:
     found = server.client().completions.create(model="scripted", prompt=prompt, echo=True, seed=2, n=2)
     prompts = ["ab", "c"] if isinstance(prompt, list) and isinstance(prompt[0], list | str) else ["ab"]
-    assert [choice.text for choice in found.choices] == [f"{p}answer 2 {draw}." for p in prompts for draw in range(2)]
+    each = [prompt for prompt in prompts for _ in range(2)]  # the draws are numbered over all prompts
+    assert [choice.text for choice in found.choices] == [f"{p}answer 2 {draw}." for draw, p in enumerate(each)]
     assert found.usage.prompt_tokens == sum(map(len, prompts))
+
+
+def test_a_prompt_that_comes_twice_is_answered_by_two_draws(server: Running) -> None:
+    found = server.client().completions.create(model="scripted", prompt=["ab", "ab"], seed=2)
+    assert [choice.text for choice in found.choices] == ["answer 2 0.", "answer 2 1."]
 
 
 def test_echo_gives_the_log_probabilities_of_the_prompt(server: Running) -> None:

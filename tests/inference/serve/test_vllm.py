@@ -42,13 +42,16 @@ def test_all_that_vllm_cannot_do_is_refused_at_once(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
-    given = ("--backend", "vllm", "--host", "0.0.0.0", "--requests-per-minute", "5")
+    given = ("--backend", "vllm", "--host", "0.0.0.0", "--requests-per-minute", "5", "--answers", "512", "--trust")
     code, _, told = drivetrain("serve", str(model / "none"), *given)
     assert code == 2
     for why in (
         "--requests-per-minute: vLLM has no such option",
+        "--answers: vLLM has no such option",
+        "--trust: vLLM has no such option",
         "the program vllm is not installed here",
         "holds no config.json",
         "other machines reach 0.0.0.0, and there is no key",
     ):
         assert why in told, told
+    assert "--checkpoint" not in told

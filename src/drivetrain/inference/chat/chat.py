@@ -15,6 +15,7 @@ from drivetrain.data.language.conversations import Message
 from drivetrain.errors import UserError, last_line
 from drivetrain.generation.replies import Call, Part
 from drivetrain.inference.chat.commands import COMMANDS
+from drivetrain.inference.chat.functions import STOPPED
 from drivetrain.inference.chat.replies import Replies
 from drivetrain.inference.chat.screen import MarkdownScreen, PlainScreen, Screen, SideBySide, visible
 from drivetrain.inference.chat.talk import Settings, Talk
@@ -43,16 +44,29 @@ class Chat:
         self.reset()
 
     def reset(self) -> None:
-        """Begins anew with all models."""
-        self.talks = [Talk(model, self.settings) for model in self.models]
+        """Begins anew with all models. Raises UserError where one cannot heed the settings."""
+        self.talks = self._talks(self.models)
+
+    def _talks(self, models: list[LoadedModel]) -> list[Talk]:
+        """Offers functions to a model alone: two models that are compared would each run them."""
+        talks = [Talk(model, self.settings, offers=len(models) == 1) for model in models]
+        for talk in talks:
+            talk.check()
+        if len(models) > 1 and self.settings.functions:
+            self.note("functions are not offered while two models are compared")
+        return talks
 
     def compare(self, place: str) -> None:
         """Loads another model beside the first, in place of an earlier one, and begins anew. Raises UserError."""
         other = self.load(place)
+        try:
+            talks = self._talks([self.models[0], other])
+        except UserError:
+            other.close()
+            raise
         for model in self.models[1:]:
             model.close()
-        self.models = [self.models[0], other]
-        self.reset()
+        self.models, self.talks = [self.models[0], other], talks
 
     def note(self, text: str) -> None:
         self.notes.print(f"[dim]{escape(visible(text))}[/]", soft_wrap=True)
@@ -85,6 +99,9 @@ class Chat:
                 self._command(word, rest.strip())
                 return True
             return self.say(line[1:] if word.startswith("//") else line)
+        except KeyboardInterrupt:
+            self.note("stopped")
+            return False
         except UserError as error:
             for each in error.problems:
                 self.notes.print(f"[red]{escape(str(each))}[/]", soft_wrap=True)
@@ -101,30 +118,27 @@ class Chat:
 
     def say(self, text: str) -> bool:
         """Sends a message to all models and prints their replies. Returns False where one could not be made. Raises
-        UserError where a model refuses it; it is taken back then."""
+        UserError where a model refuses it, or the results of its functions; all from the message on is taken back
+        then."""
+        begun = [len(talk.messages) for talk in self.talks]
         for talk in self.talks:
             talk.messages.append(Message("user", text))
-        try:
-            asked = [(talk.model.generator, talk.request()) for talk in self.talks]
-            replies = Replies(asked)
-        except UserError:
-            for talk in self.talks:
-                talk.undo()
-            raise
         for _ in range(MOST_ROUNDS):
+            try:
+                replies = Replies([(talk.model.generator, talk.request()) for talk in self.talks])
+            except (UserError, KeyboardInterrupt):
+                for talk, length in zip(self.talks, begun, strict=True):
+                    talk.undo(length)
+                raise
             complete, waiting = self._receive(replies)
             if not complete or not waiting:
                 return complete
-            if len(self.talks) > 1:
-                self.note("functions are not called while two models are compared")
-                return True
-            replies = Replies([(talk.model.generator, talk.request()) for talk in self.talks])
         self.note(f"the model called functions {MOST_ROUNDS} times in a row: your turn")
         return True
 
     def _receive(self, replies: Replies) -> tuple[bool, bool]:
         """Prints replies until they end, or Ctrl-C ends them. Returns whether all are complete, and whether the results
-        of functions wait to be read."""
+        of functions wait to be read. A reply that was cut short calls no function."""
         readers = [talk.reader() for talk in self.talks]
         texts, calls = ["" for _ in self.talks], [list[Call]() for _ in self.talks]
         complete = True
@@ -148,9 +162,12 @@ class Chat:
                 show(place, reader.end())
         if not complete:
             self.note("stopped")
-        results = [talk.replied(texts[place], calls[place]) for place, talk in enumerate(self.talks)]
+        results = [
+            talk.replied(texts[place], calls[place] if complete else []) for place, talk in enumerate(self.talks)
+        ]
         for call, result in (each for found in results for each in found):
             self.note(f"{call.name}({call.arguments}) = {result}")
+            complete = complete and result != STOPPED
         return complete, any(results)
 
     def _screen(self) -> Screen:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from drivetrain.errors import problem
+from drivetrain.errors import UserError, problem
 
 if TYPE_CHECKING:
     from drivetrain.inference.chat.chat import Chat
@@ -26,8 +26,12 @@ def _help(chat: Chat, _: str) -> None:
 
 
 def _system(chat: Chat, text: str) -> None:
-    chat.settings.system = text or None
-    chat.reset()
+    before, chat.settings.system = chat.settings.system, text or None
+    try:
+        chat.reset()
+    except UserError:
+        chat.settings.system = before
+        raise
     chat.note("system message set; the conversation begins anew" if text else "no system message any more")
 
 

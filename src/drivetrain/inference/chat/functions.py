@@ -16,6 +16,7 @@ from drivetrain.generation.replies import Call
 from drivetrain.workloads.user_file import imported
 
 FIELD = "--tools"
+STOPPED = "error: the user stopped it"  # the result of a call that Ctrl-C ended
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,9 @@ def result_of(call: Call, functions: list[Function]) -> str:
     try:
         given = function.arguments.model_validate_json(call.arguments)
         result = function.run(**{name: getattr(given, name) for name in type(given).model_fields})
+        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}" for each in error.errors()]
         return f"error: {'; '.join(lines)}"
     except Exception as error:  # the user's own code runs here
         return f"error: {last_line(error)}"
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)

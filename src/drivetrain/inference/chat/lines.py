@@ -69,7 +69,11 @@ def piped_lines(source: IO[bytes] | None = None) -> ReadLine:
     def message() -> str:
         text = one()
         while text.endswith(CONTINUES):
-            text = f"{text[: -len(CONTINUES)]}\n{one()}"
+            text = text[: -len(CONTINUES)]
+            try:
+                text = f"{text}\n{one()}"
+            except EOFError:  # the last line ends with the mark: it is a message all the same
+                break
         return text
 
     return message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.data.language.conversations import Message
-from drivetrain.errors import problem
+from drivetrain.errors import Problem, UserError, problem
 from drivetrain.generation.replies import THINK, Call, Form, ReplyReader, form_of
 from drivetrain.generation.requests import Request, Sampling
-from drivetrain.inference.chat.functions import Function, result_of
+from drivetrain.inference.chat.functions import FIELD, STOPPED, Function, result_of
 from drivetrain.runtime.atomic_file import write_whole
 
 if TYPE_CHECKING:
@@ -34,10 +35,12 @@ class Settings:
 
 
 class Talk:
-    """A conversation with a model. Without a chat template the model continues each text, and remembers none."""
+    """A conversation with a model. Without a chat template the model continues each text, and remembers none. offers:
+    whether the model may call the functions of the settings."""
 
-    def __init__(self, model: LoadedModel, settings: Settings) -> None:
+    def __init__(self, model: LoadedModel, settings: Settings, offers: bool = True) -> None:
         self.model, self.settings = model, settings
+        self._functions = settings.functions if offers else []
         self.messages: list[Message] = []
         self._thinking = False
 
@@ -45,11 +48,34 @@ class Talk:
     def form(self) -> Form | None:
         """How the model writes calls of functions; None without functions, and where the template has no place."""
         template = self.model.template
-        return form_of(template.text) if template is not None and self.settings.functions else None
+        return form_of(template.text) if template is not None and self._functions else None
+
+    def check(self) -> None:
+        """Raises UserError where the model's template has no place for the functions or the system message."""
+        name, system = self.model.name, self.settings.system
+        problems = []
+        if self._functions and self.form is None:
+            why = f"{name} has no chat template with a place for functions"
+            problems.append(Problem(FIELD, why, "leave them out, or give a model that was trained to call functions"))
+        if system and not self._heeds(system):
+            why = f"{name} has no chat template with a place for a system message"
+            problems.append(Problem("system message", why, "leave it out, or write it into the first message"))
+        if problems:
+            raise UserError(problems)
+
+    def _heeds(self, system: str) -> bool:
+        if self.model.template is None:
+            return False
+        asks = Message("user", "a")
+        try:
+            alone, both = (self.model.chat_ids(each) for each in ([asks], [Message("system", system), asks]))
+        except Exception:  # the reason is reported with the first message, as for any conversation
+            return True
+        return alone != both
 
     def request(self) -> Request:
         """Returns the request for the next reply. Raises UserError where the template refuses the conversation."""
-        ids = self._ids()
+        ids = self._fitting_ids()
         settings, own = self.settings, self.model.sampling
         heat = own.temperature if settings.temperature is None else settings.temperature
         seed = secrets.randbits(62) if settings.seed is None else settings.seed
@@ -59,11 +85,23 @@ class Talk:
             room = max(1, min(room, self.model.context_length - len(ids)))
         return Request(tuple(ids), room, sampling, skip_special_tokens=self.form is None)
 
+    def _fitting_ids(self) -> Sequence[int]:
+        """Returns the prompt. Where it has no room in the context, results of functions at its end are replaced by a
+        line that reports their lengths: the model, and the conversation, can go on."""
+        ids, longest = self._ids(), self.model.context_length
+        place = len(self.messages) - 1
+        while longest is not None and len(ids) >= longest and self.messages[place].role == "tool":
+            long = self.messages[place]
+            why = f"error: the result has {len(long.content):,} characters, for which the context has no room"
+            self.messages[place] = replace(long, content=why)
+            ids, place = self._ids(), place - 1
+        return ids
+
     def _ids(self) -> Sequence[int]:
         if self.model.template is None:
             return self.model.text_ids(self.messages[-1].content)
         system = [] if self.settings.system is None else [Message("system", self.settings.system)]
-        tools = [] if self.form is None else [function.tool for function in self.settings.functions]
+        tools = [] if self.form is None else [function.tool for function in self._functions]
         try:
             ids = self.model.chat_ids([*system, *self.messages], tools)
         except Exception as error:  # templates raise what they like
@@ -77,21 +115,29 @@ class Talk:
         return ReplyReader(self.form, self._thinking)
 
     def replied(self, text: str, calls: Sequence[Call]) -> list[tuple[Call, str]]:
-        """Keeps a reply, runs the functions that it calls, and returns their results: the model reads them next."""
+        """Keeps a reply, runs the functions that it calls, and returns their results: the model reads them next.
+        Ctrl-C ends the function that runs; it and those behind it have the result STOPPED."""
         functions = [{"name": call.name, "arguments": _object(call.arguments)} for call in calls]
         made = [{"type": "function", "function": function} for function in functions]
         self.messages.append(Message("assistant", text, tuple(made)))
-        results = [(call, result_of(call, self.settings.functions)) for call in calls]
+        results: list[tuple[Call, str]] = []
+        try:
+            for call in calls:
+                results.append((call, result_of(call, self._functions)))
+        except KeyboardInterrupt:
+            results += [(call, STOPPED) for call in calls[len(results) :]]
         self.messages += [Message("tool", result, name=call.name) for call, result in results]
         return results
 
-    def undo(self) -> None:
-        """Takes back the last message, which could not be answered."""
-        self.messages.pop()
+    def undo(self, length: int) -> None:
+        """Takes back all messages beyond the first `length`: they could not be answered."""
+        del self.messages[length:]
 
     def save(self, file: Path) -> None:
         """Writes the conversation as a line of OpenAI's format, which `drivetrain train` reads as data. Raises
-        UserError where the file cannot be written."""
+        UserError where the file is there already, or cannot be written."""
+        if os.path.lexists(file):
+            raise problem("/save", f"{file} is there already", "give the name of a new file")
         system = [] if self.settings.system is None else [Message("system", self.settings.system)]
         row = {"messages": [message.as_template() for message in [*system, *self.messages]]}
         try:

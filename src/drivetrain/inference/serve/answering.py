@@ -89,9 +89,10 @@ class Group:
             self._end()
             raise
 
-    def end_after(self, seconds: float) -> None:
-        """Ends the answers that are not complete by then. Called in the loop."""
-        self._timer = self._loop.call_later(seconds, self._late, seconds)
+    def end_after(self, seconds: float, limit: float) -> None:
+        """Ends the answers that are not complete by then. limit: the seconds of the whole request. Called in the
+        loop."""
+        self._timer = self._loop.call_later(seconds, self._late, limit)
 
     async def whole(self) -> list[Answer]:
         try:
@@ -129,9 +130,12 @@ class Group:
             each.close()
 
     def _late(self, seconds: float) -> None:
-        refusal = Refusal(504, f"the answer was not complete after {seconds:g} s", "timeout")
         for each in self.answers:
-            each.fail(refusal)
+            each.fail(late(seconds))
+
+
+def late(seconds: float) -> Refusal:
+    return Refusal(504, f"the answer was not complete after {seconds:g} s", "timeout")
 
 
 async def _forward(

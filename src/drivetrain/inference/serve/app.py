@@ -73,36 +73,33 @@ def application(served: Served, guards: Guards) -> ASGIApp:
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(http: HttpRequest, body: chat.ChatRequest) -> Any:
-        asked = await served.prepared(lambda: chat.prepared(served, body))
-        return await _answer(
-            served,
-            http,
-            asked.requests,
-            (lambda group: chat.streamed(served, body, asked, group)) if body.stream else None,
-            lambda answers: chat.whole(served, body, asked, answers),
+        route = _Route(
+            lambda: chat.prepared(served, body),
+            lambda asked: asked.requests,
+            (lambda asked, group: chat.streamed(served, body, asked, group)) if body.stream else None,
+            lambda asked, answers: chat.whole(served, body, asked, answers),
         )
+        return await _answer(served, http, body.choices, route)
 
     @app.post("/v1/completions", response_model=None)
     async def text_completions(http: HttpRequest, body: completions.CompletionRequest) -> Any:
-        requests = await served.prepared(lambda: completions.prepared(served, body))
-        return await _answer(
-            served,
-            http,
-            requests,
-            (lambda group: completions.streamed(served, body, requests, group)) if body.stream else None,
-            lambda answers: completions.whole(served, body, requests, answers),
+        route = _Route(
+            lambda: completions.prepared(served, body),
+            lambda requests: requests,
+            (lambda requests, group: completions.streamed(served, body, requests, group)) if body.stream else None,
+            lambda requests, answers: completions.whole(served, body, requests, answers),
         )
+        return await _answer(served, http, body.answers, route)
 
     @app.post("/v1/responses", response_model=None)
     async def response(http: HttpRequest, body: responses.ResponsesRequest) -> Any:
-        asked = await served.prepared(lambda: responses.prepared(served, body))
-        return await _answer(
-            served,
-            http,
-            asked.requests,
-            (lambda group: responses.streamed(served, body, asked, group)) if body.stream else None,
-            lambda answers: responses.whole(served, body, asked, answers),
+        route = _Route(
+            lambda: responses.prepared(served, body),
+            lambda asked: asked.requests,
+            (lambda asked, group: responses.streamed(served, body, asked, group)) if body.stream else None,
+            lambda asked, answers: responses.whole(served, body, asked, answers),
         )
+        return await _answer(served, http, 1, route)
 
     @app.get("/v1/responses/{number}", response_model=None)
     async def stored(number: str) -> Any:
@@ -122,23 +119,29 @@ def guarded(app: FastAPI, metrics: Metrics, guards: Guards) -> ASGIApp:
     return Measured(ResponseHeaders(found), metrics, paths)
 
 
-async def _answer(
-    served: Served,
-    http: HttpRequest,
-    requests: Sequence[Request],
-    stream: Callable[[Group], AsyncGenerator[bytes, None]] | None,
-    whole: Callable[[list[Answer]], Any],
-) -> Any:
-    """Answers while the client stays, within the places and the time of the server."""
+@dataclass(frozen=True)
+class _Route:
+    """How a request of one path becomes requests of the generator, and their answers a response. prepare: reads and
+    tokenises it, and may take long; stream: None where the response is sent whole."""
+
+    prepare: Callable[[], Any]
+    requests_of: Callable[[Any], Sequence[Request]]
+    stream: Callable[[Any, Group], AsyncGenerator[bytes, None]] | None
+    whole: Callable[[Any, list[Answer]], Any]
+
+
+async def _answer(served: Served, http: HttpRequest, count: int, route: _Route) -> Any:
+    """Answers while the client stays, within the places and the time of the server, which begin before any work on the
+    request. count: its answers."""
     with ExitStack() as held:
-        held.enter_context(served.places.held(len(requests)))
-        group = await served.begun(requests)
+        held.enter_context(served.places.held(count))
+        asked, group = await while_connected(http.receive, served.begun(route.prepare, route.requests_of))
         held.callback(group.close)
-        served.metrics.prompt_tokens.inc(sum(len(request.ids) for request in requests))
-        if stream is not None:
-            return EventStream(_with_errors(stream(group)), closing=held.pop_all().close)
+        served.metrics.prompt_tokens.inc(sum(len(request.ids) for request in route.requests_of(asked)))
+        if route.stream is not None:
+            return EventStream(_with_errors(route.stream(asked, group)), closing=held.pop_all().close)
         answers = await while_connected(http.receive, group.whole())
-        return JSONResponse(await served.prepared(lambda: whole(answers)))
+        return JSONResponse(await served.finished(lambda: route.whole(asked, answers)))
 
 
 async def _with_errors(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -54,7 +54,8 @@ class ChatRequest(AnswerFields):
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A conversation that is ready to be answered. thinking: whether the prompt ends within a thought."""
+    """A conversation that is ready to be answered. thinking: whether the reply begins within a thought, which the
+    prompt opened; a reply in a form has no thought."""
 
     prompt: tuple[int, ...]
     requests: Sequence[Request]
@@ -63,7 +64,7 @@ class Dialogue:
     is_forced: bool  # the reply is a call and nothing else
 
     def reader(self) -> ReplyReader:
-        return ReplyReader("bare" if self.is_forced else self.form, self.thinking and not self.is_forced)
+        return ReplyReader("bare" if self.is_forced else self.form, self.thinking)
 
 
 def prepared(served: Served, body: ChatRequest) -> Dialogue:
@@ -95,7 +96,9 @@ def dialogue(
     tools, forced = functions
     if forced is not None and constraint is not None:
         raise Refusal(400, "response_format and a forced function exclude each other", "invalid_format", "tool_choice")
-    ids = tuple(prompt_ids(served, read_messages(messages, served), tools))
+    read = read_messages(messages, served)
+    served.check_length((message.content for message in read), "messages")
+    ids = tuple(prompt_ids(served, read, tools))
     room = served.room(len(ids), wanted, "max_completion_tokens")
     seed = body.seed_or_random()
     requests = [
@@ -111,7 +114,8 @@ def dialogue(
         )
         for draw in range(body.choices)
     ]
-    thinking = served.model.tokenizer.decode(list(ids[-8:])).rstrip().endswith(THINK)
+    opened = served.model.tokenizer.decode(list(ids[-8:])).rstrip().endswith(THINK)
+    thinking = opened and constraint is None and forced is None
     return Dialogue(ids, requests, served.form if tools else None, thinking, forced is not None)
 
 

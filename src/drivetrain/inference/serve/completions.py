@@ -41,6 +41,12 @@ class CompletionRequest(AnswerFields):
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = None
 
+    @property
+    def answers(self) -> int:
+        """The number of answers: `choices` of each prompt."""
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return self.choices * (1 if is_one else len(self.prompt))
+
 
 def prepared(served: Served, body: CompletionRequest) -> list[Request]:
     """Returns the requests, those of one prompt beside each other. Raises Refusal."""
@@ -59,8 +65,7 @@ def prepared(served: Served, body: CompletionRequest) -> list[Request]:
             prompt_logprobs=bool(body.echo) and body.logprobs is not None,
             adapter=adapter,
         )
-        for ids in _prompts(served, body.prompt)
-        for draw in range(body.choices)
+        for draw, ids in enumerate(each for each in _prompts(served, body.prompt) for _ in range(body.choices))
     ]
 
 
@@ -74,6 +79,7 @@ def _prompts(served: Served, given: Any) -> list[tuple[int, ...]]:
 
 
 def _ids(served: Served, text: str) -> tuple[int, ...]:
+    served.check_length([text], "prompt")
     found = tuple(served.model.text_ids(text))
     if not found:
         raise Refusal(400, "the prompt is empty", "invalid_request", "prompt")

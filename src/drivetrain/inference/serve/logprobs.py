@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from drivetrain.data.byte_lengths import characters_of_bytes
@@ -18,7 +19,12 @@ class TokenTexts:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._bytes = {char: byte for byte, char in enumerate(characters_of_bytes())}
-        self._levels = "ByteLevel" in str(self._tokenizer.backend_tokenizer.decoder)
+
+    @cached_property
+    def _levels(self) -> bool:
+        """Whether tokens are written in the signs that stand for bytes. Read where it is needed: a large vocabulary
+        takes a while, and slow tokenizers have none of it."""
+        return "ByteLevel" in str(getattr(getattr(self._tokenizer, "backend_tokenizer", None), "decoder", ""))
 
     def text(self, token: int) -> str:
         raw = self.raw(token)

@@ -83,23 +83,64 @@ def _named(tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> list[Mappi
 
 def _schema_of_a_call(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the schema of a reply that is a bare call: generation/replies.py reads it in any form."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool["function"]["name"]},
-                "arguments": tool["function"].get("parameters") or {"type": "object"},
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
+    definitions: dict[str, Any] = {}
+    calls = []
+    for number, tool in enumerate(tools):
+        arguments, own = _lifted(tool["function"].get("parameters") or {"type": "object"}, f"{number}.")
+        definitions |= own
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool["function"]["name"]}, "arguments": arguments},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    whole: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return {**whole, "$defs": definitions} if definitions else whole
+
+
+def _lifted(schema: Mapping[str, Any], prefix: str) -> tuple[Any, dict[str, Any]]:
+    """Returns a function's schema for a place within another schema, and the definitions that the other has to hold.
+
+    References begin at the root of a document: `#/$defs/Town` becomes `#/$defs/0.Town` with the prefix "0.", and so do
+    those to `definitions`, the older name; `#`, the schema itself, becomes `#/$defs/0.`, and places in it follow.
+    """
+    held = [name for name in ("$defs", "definitions") if isinstance(schema.get(name), dict)]
+    is_recursive = False
+
+    def moved(reference: str) -> str:
+        nonlocal is_recursive
+        for name in held:
+            if reference.startswith(f"#/{name}/"):
+                return f"#/$defs/{prefix}{reference.removeprefix(f'#/{name}/')}"
+        if reference != "#" and not reference.startswith("#/"):
+            return reference
+        is_recursive = True
+        return f"#/$defs/{prefix}{reference[1:]}"
+
+    def rewritten(node: Any) -> Any:
+        if isinstance(node, list):
+            return [rewritten(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        return {
+            key: moved(value) if key == "$ref" and isinstance(value, str) else rewritten(value)
+            for key, value in node.items()
         }
-        for tool in tools
-    ]
-    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+    own = {f"{prefix}{key}": rewritten(value) for name in held for key, value in schema[name].items()}
+    body = rewritten({key: value for key, value in schema.items() if key not in held})
+    if is_recursive:
+        own[prefix] = body
+        return {"$ref": f"#/$defs/{prefix}"}, own
+    return body, own
 
 
-def constraint_of(format_: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Returns the JSON schema that `response_format` asks for. Raises Refusal (400)."""
+def constraint_of(format_: Any, field: str = "response_format") -> dict[str, Any] | None:
+    """Returns the JSON schema that a format asks for. field: its name in the request. Raises Refusal (400)."""
+    if format_ is not None and not isinstance(format_, dict):
+        raise Refusal(400, f"{field} is an object, and {shown(format_)} was given", "invalid_format", field)
     kind = (format_ or {"type": "text"}).get("type")
     if kind == "text":
         return None
@@ -111,11 +152,9 @@ def constraint_of(format_: Mapping[str, Any] | None) -> dict[str, Any] | None:
         schema = inner.get("schema") if isinstance(inner, dict) else None
         if isinstance(schema, dict):
             return schema
-        raise Refusal(
-            400, "a format of type json_schema needs a schema: an object", "invalid_format", "response_format"
-        )
+        raise Refusal(400, "a format of type json_schema needs a schema: an object", "invalid_format", field)
     why = f"{kind!r} was given; known are text, json_object and json_schema"
-    raise Refusal(400, f"response_format.type: {why}", "invalid_format", "response_format")
+    raise Refusal(400, f"{field}.type: {why}", "invalid_format", field)
 
 
 def prompt_ids(served: Served, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:

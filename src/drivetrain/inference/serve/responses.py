@@ -45,10 +45,12 @@ def prepared(served: Served, body: ResponsesRequest) -> Dialogue:
     text = body.text or {}
     if unknown := sorted(text.keys() - {"format", "verbosity"}):
         raise Refusal(400, f"text has the unknown field {unknown[0]}", "invalid_request", "text")
+    if text.get("verbosity") not in (None, "medium"):
+        why = f"text.verbosity={shown(text['verbosity'])} is not supported: leave it out"
+        raise Refusal(400, why, "invalid_request", "text.verbosity")
     functions = offered(body.tools, body.tool_choice)
-    return dialogue(
-        served, [*system, *messages], body, functions, constraint_of(text.get("format")), body.max_output_tokens
-    )
+    constraint = constraint_of(text.get("format"), "text.format")
+    return dialogue(served, [*system, *messages], body, functions, constraint, body.max_output_tokens)
 
 
 def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

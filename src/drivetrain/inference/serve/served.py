@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from drivetrain.errors import UserError
 from drivetrain.generation.replies import Form, form_of
 from drivetrain.generation.requests import Request
-from drivetrain.inference.serve.answering import Group
+from drivetrain.inference.serve.answering import Group, late
 from drivetrain.inference.serve.metrics import Metrics
 from drivetrain.web.limits import Places
 from drivetrain.web.refusals import Refusal
@@ -41,8 +41,10 @@ class Served:
     metrics: Metrics
     seconds: float = 600.0
     created: int = field(default_factory=lambda: int(time.time()))
-    # one thread: fast tokenizers are not made for several at once
+    # one thread: fast tokenizers are not made for several texts at once
     _texts: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "texts"))
+    # another: a complete answer, whose tokens are only looked up, does not wait for long prompts
+    _answers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "answers"))
 
     @property
     def name(self) -> str:
@@ -63,21 +65,53 @@ class Served:
         """How the model writes calls of functions."""
         return None if self.model.template is None else form_of(self.model.template.text)
 
-    async def prepared(self, work: Callable[[], T]) -> T:
-        """Returns the result of work on texts, done beside the event loop: a long prompt stops no other answer."""
-        return await asyncio.get_running_loop().run_in_executor(self._texts, work)
+    async def finished(self, work: Callable[[], T]) -> T:
+        """Returns the result of work on complete answers, done beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._answers, work)
 
-    async def begun(self, requests: Sequence[Request]) -> Group:
-        """Begins answers, beside the event loop: a form is compiled first. Raises Refusal (400) for what the model
-        cannot do."""
+    async def begun(self, prepare: Callable[[], T], requests_of: Callable[[T], Sequence[Request]]) -> tuple[T, Group]:
+        """Prepares a request of the API and begins its answers, beside the event loop: a long prompt, and a form that
+        is compiled, stop no other answer. Returns what `prepare` returned, and the answers, which end in time.
+
+        Raises Refusal: what `prepare` raises, 400 for what the model cannot do, 504 where the time is over. Where it is
+        cancelled, no answer is left in the making.
+        """
         loop = asyncio.get_running_loop()
+        end = loop.time() + self.seconds
+
+        def work() -> tuple[T, Group]:
+            asked = prepare()
+            return asked, Group(self.model.generator, requests_of(asked), self.metrics, loop)
+
+        working = self._texts.submit(work)
         try:
-            group = await self.prepared(lambda: Group(self.model.generator, requests, self.metrics, loop))
-            group.end_after(self.seconds)
-            return group
+            async with asyncio.timeout_at(end):
+                asked, group = await asyncio.wrap_future(working)
         except UserError as error:
             first = error.problems[0]
             raise Refusal(400, f"{first.field}: {first.why}; {first.fix}", "invalid_request", first.field) from None
+        except TimeoutError:
+            working.add_done_callback(_close)
+            raise late(self.seconds) from None
+        except asyncio.CancelledError:
+            working.add_done_callback(_close)
+            raise
+        group.end_after(end - loop.time(), self.seconds)
+        return asked, group
+
+    @cached_property
+    def _most_characters(self) -> int | None:
+        """Returns a number of characters beyond which no text fits into the context: so many of the longest token."""
+        longest = self.model.context_length
+        return None if longest is None else longest * max(map(len, self.model.tokenizer.get_vocab()))
+
+    def check_length(self, texts: Iterable[str], field_name: str) -> None:
+        """Raises Refusal (400) for texts that are too long for the context whatever their tokens are: these would take
+        their time to be found."""
+        count, most = sum(map(len, texts)), self._most_characters
+        if most is not None and count > most:
+            longest = f"the model's context has {self.model.context_length:,} tokens, of at most {most:,} characters"
+            raise Refusal(400, f"{longest}; the prompt has {count:,}", "context_length_exceeded", field_name)
 
     def room(self, prompt: int, wanted: int | None, field_name: str) -> int:
         """Returns the most new tokens of an answer. Raises Refusal (400) where the context has no room for them.
@@ -94,5 +128,12 @@ class Served:
         return longest - prompt if wanted is None else wanted
 
     def close(self) -> None:
-        self._texts.shutdown(cancel_futures=True)
+        for each in (self._texts, self._answers):
+            each.shutdown(cancel_futures=True)
         self.model.close()
+
+
+def _close(working: Future[tuple[Any, Group]]) -> None:
+    """Ends answers that began when their request was over already."""
+    if not working.cancelled() and working.exception() is None:
+        working.result()[1].close()

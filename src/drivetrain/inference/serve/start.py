@@ -50,7 +50,7 @@ def serve(
     """Serves until Ctrl-C or SIGTERM, and closes the model. names: of the host, besides localhost."""
     places = Places(limits.answers)
     metrics = Metrics(places)
-    guards = Guards(keys, names, address.is_public, limits.per_minute)
+    guards = Guards(keys, [*names, address.host], address.is_public, limits.per_minute)
     served: Served | ServedReader
     if isinstance(model, LoadedModel):
         served = Served(model, places, metrics, limits.seconds)
