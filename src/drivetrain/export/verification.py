@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -125,7 +125,10 @@ def _weight_failures(expected: Mapping[str, list[str]] | None, found: Mapping[st
 
 
 def _tokenizer_failures(questions: Questions, answered: Answered) -> list[str]:
-    asked = {"chat template": (questions.dialogues, answered.dialogues), "tokenizer": (questions.texts, answered.texts)}
+    asked: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
+        "chat template": (questions.dialogues, answered.dialogues),
+        "tokenizer": (questions.texts, answered.texts),
+    }
     failures = [
         f"its {name} was not compared: {len(found)} of {len(wanted)} were answered"
         for name, (wanted, found) in asked.items()
