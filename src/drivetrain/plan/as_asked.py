@@ -42,7 +42,7 @@ def plan_as_asked(
         rows=tuple(ordered),
         choice=chosen(ordered),
         room=room_for_tensors(ordered[0].run, estimator),
-        notes=() if estimator.no_speed is None else (estimator.no_speed,),
+        notes=(*([] if estimator.no_speed is None else [estimator.no_speed]), *estimator.notes),
         steps=None if known is None else estimator.steps(known),
         price=price,
         traces=sum(each.costs is not None for each in rows),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from drivetrain.config.axes import choices, read_axes
@@ -73,7 +74,8 @@ def searched(base: RunConfig, space: Space, estimator: Traced, price: float | No
     if estimator.no_speed is not None:
         raise problem("engine", estimator.no_speed, "then the quickest way can be searched")
     whole = with_global_batch(base, estimator.nodes * estimator.devices_per_node)
-    return search(base, space, estimator, estimator.steps(whole), price)
+    found = search(base, space, estimator, estimator.steps(whole), price)
+    return replace(found, notes=(*found.notes, *estimator.notes))
 
 
 def fixed_of(base: RunConfig) -> frozenset[str]:

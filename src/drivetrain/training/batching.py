@@ -33,6 +33,11 @@ DECIDING_SAMPLES = {"workload", "adapter", "quantised_base", "optimizer", "sched
 
 def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine: Engine) -> Slice:
     """Returns how this rank cuts its part out of each global batch."""
+    return slice_of(config, machine, workload, engine.data_rank, engine.data_world)
+
+
+def slice_of(config: RunConfig, machine: Machine, workload: Workload, data_rank: int, data_world: int) -> Slice:
+    """Returns how a data rank cuts its part out of each global batch."""
     lengths = None
     if workload.lengths is not None and workload.splits_batches:
         lengths = Lengths(
@@ -42,7 +47,7 @@ def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine
             config.micro_batch_tokens,
             workload.rows if workload.packs else None,
         )
-    return Slice(engine.data_rank, engine.data_world, config.micro_batch, lengths)
+    return Slice(data_rank, data_world, config.micro_batch, lengths)
 
 
 def check_shares(order: Order, mine: Slice, engine: Engine, communicator: Communicator) -> None:
