@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -163,7 +163,7 @@ def _parts(
     names = dict.fromkeys([*below, *above])
     parts = {name: max(0, _on_line(below.get(name, 0), above.get(name, 0), share)) for name in names}
     rest = peak - sum(parts.values())
-    takes: MemoryPart = max(("activations", "temporaries"), key=lambda name: parts.get(name, 0))  # type: ignore[call-overload, assignment]
+    takes: MemoryPart = "temporaries" if parts.get("temporaries", 0) >= -rest else "activations"
     parts[takes] = max(0, parts.get(takes, 0) + rest)
     return parts
 
@@ -175,7 +175,8 @@ def _scaled(below: Sequence[Item], above: Sequence[Item], share: float) -> tuple
     """Returns the items at the depth. Calls of one size are as many as their line says, where both traces have some;
     what else there is of a kind (one call over all parameters, which grows with them) is put together."""
     found: list[Item] = []
-    first, second = _grouped(below), _grouped(above)
+    first: dict[tuple[object, ...], list[Item]] = _grouped(below)
+    second: dict[tuple[object, ...], list[Item]] = _grouped(above)
     for key in dict.fromkeys([*first, *second]):
         low, high = first.get(key, []), second.get(key, [])
         if len(low) == len(high) and all(_same_size(a, b) for a, b in zip(low, high, strict=True)):
@@ -194,20 +195,18 @@ def _same_size(one: Item, two: Item) -> bool:
 
 
 def _line(below: Item, above: Item, share: float) -> Item:
-    calls = max(1, _on_line(below.calls, above.calls, share))
-    moved = max(0.0, below.bytes + (above.bytes - below.bytes) * share)
-    if isinstance(below, Operations) and isinstance(above, Operations):
-        flops = max(0.0, below.flops + (above.flops - below.flops) * share)
-        return replace(below, calls=calls, bytes=moved, flops=flops)
-    return replace(below, calls=calls, bytes=moved)
+    pairs = zip(_quantities(below), _quantities(above), strict=True)
+    return _with(below, [max(0.0, one + (two - one) * share) for one, two in pairs])
 
 
 def _sum(items: Sequence[Item]) -> Item:
-    calls, flops, moved = (sum(each) for each in zip(*map(_quantities, items), strict=True))
-    first = items[0]
-    if isinstance(first, Operations):
-        return replace(first, calls=int(calls), bytes=moved, flops=flops)
-    return replace(first, calls=int(calls), bytes=moved)
+    return _with(items[0], [sum(each) for each in zip(*map(_quantities, items), strict=True)])
+
+
+def _with(each: Item, quantities: Sequence[float]) -> Item:
+    calls, flops, moved = quantities
+    more: dict[str, Any] = {"flops": flops} if isinstance(each, Operations) else {}
+    return replace(each, calls=max(1, round(calls)), bytes=moved, **more)
 
 
 def _quantities(each: Operations | Messages) -> Quantities:
@@ -227,7 +226,7 @@ def _grouped(items: Iterable[Item]) -> dict[tuple[object, ...], list[Item]]:
     return found
 
 
-def _totals(items: Sequence[Operations | Messages]) -> dict[tuple[object, ...], Quantities]:
+def _totals(items: Sequence[Item]) -> dict[tuple[object, ...], Quantities]:
     return {key: _quantities(_sum(group)) for key, group in _grouped(items).items()}
 
 
