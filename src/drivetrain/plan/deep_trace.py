@@ -80,9 +80,10 @@ class Tracer:
 
 def _unlike(run: RunConfig, machine: Machine, workload: Workload, quick: bool) -> list[int]:
     """Returns a rank of each kind: the first one, which has the largest shards; the last one, if its samples are of
-    other lengths; the first one of each pipeline stage. quick: without the last one."""
+    other lengths; the first one of each pipeline stage. quick: without the last one, and of the stages without
+    embedding and head only the first, which has most micro-batches under way."""
     world, stages = run.world_size, run.engine.stages
-    first = {stage * (world // stages) for stage in range(stages)}
+    first = {stage * (world // stages) for stage in ({0, min(1, stages - 1), stages - 1} if quick else range(stages))}
     share = run.data_parallel_size
     if quick or share == 1 or _same_batches(run, machine, workload, share):
         return sorted(first)
