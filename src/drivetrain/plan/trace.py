@@ -94,6 +94,8 @@ def _traced(
         stack.enter_context(warnings.catch_warnings())
         # DeepSpeed checks how its flat tensors are aligned
         warnings.filterwarnings("ignore", "(?s)Accessing the data pointer of FakeTensor")
+        # FSDP around tensor parallel: the loss is a view of a distributed tensor, which nothing writes to
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         ranks = stack.enter_context(fake_ranks(rank, run.world_size))
         stack.enter_context(arithmetic(run.precision_spec, on_cpu))
         stack.enter_context(planned_for(machine.device))
