@@ -64,8 +64,8 @@ def _joined_meshes() -> Iterator[None]:
         with real_numbers():
             return join(meshes)
 
-    DeviceMesh._concatenate = staticmethod(with_numbers)  # type: ignore[method-assign]
+    DeviceMesh._concatenate = staticmethod(with_numbers)  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        DeviceMesh._concatenate = staticmethod(join)  # type: ignore[method-assign, assignment]
+        DeviceMesh._concatenate = staticmethod(join)  # type: ignore[method-assign]
