@@ -132,6 +132,7 @@ class LanguageData(Frozen):
 class LanguageModel(WorkloadBlock):
     ACCOUNTS: ClassVar[str] = "drivetrain.workloads.language_report:accounts_without_samples"
     MADE_DATA: ClassVar[str] = "drivetrain.workloads.made_data:language"
+    MADE_DATA_REPEAT: ClassVar[bool] = True
     type: Literal["language_model"] = doc("Task", "language_model")
     stage: StageName = doc("; ".join(f"{stage.name}: {stage.learns}" for stage in STAGES.values()), "pretrain")
     model: LanguageModelModel = doc("Model to train")

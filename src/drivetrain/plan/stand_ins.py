@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 
 from drivetrain.config.files import read_yaml
-from drivetrain.config.language import LanguageModel
 from drivetrain.config.load import load
 from drivetrain.errors import UserError, problem
 from drivetrain.plan.samples import repeated
@@ -39,7 +38,7 @@ def with_made_data(run_file: Path, samples: int | None, length: int | None) -> I
     module, _, function = run.workload.MADE_DATA.partition(":")
     with tempfile.TemporaryDirectory(prefix="made-data-") as folder:
         raw = read_yaml(run_file)
-        times = _times(samples, length) if isinstance(run.workload, LanguageModel) else 1
+        times = _times(samples, length) if run.workload.MADE_DATA_REPEAT else 1
         made = getattr(import_module(module), function)(run.workload, Path(folder), samples // times, length)
         raw["workload"] = {**raw["workload"], "data": made}
         file = Path(folder) / run_file.name
