@@ -5,7 +5,8 @@
 
 The store is SeaweedFS on loopback, a process of its own. Each part runs in a process of its own too, whose resident
 memory is looked at every 10 ms; "more" is its peak above what it had before. The upload reads every file back and
-compares its checksums, as a save on the disk does.
+compares its checksums, as a save on the disk does. Store and uploader share the machine's cores, and the other programs
+that run on it: the rates are lower bounds.
 """
 
 from __future__ import annotations

@@ -88,6 +88,8 @@ def mirrored(
         raise
     mirroring.is_ending = True
     if mirroring.mirror is not None:
+        if mirroring.mirror.waiting:
+            _say(f"uploading to {mirroring.mirror.store}: {', '.join(map(str, mirroring.mirror.waiting))}")
         mirroring.mirror.finish(_moving(heart), until)
 
 

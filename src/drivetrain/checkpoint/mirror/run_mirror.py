@@ -77,6 +77,12 @@ class RunMirror:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def waiting(self) -> list[str]:
+        """The checkpoints that are not uploaded yet."""
+        with self._changed:
+            return [f"step {step}" for step in sorted(self._waiting)]
+
     def saved(self, step: int, path: Path) -> None:
         """Takes a new checkpoint, before retention looks at the older ones. Raises nothing: the run goes on."""
         self._newest = step
@@ -107,7 +113,7 @@ class RunMirror:
                 before = self.bytes_moved
                 moved()
         if self._waiting or self._failure or self._threads[0].is_alive():
-            left = ", ".join(f"step {step}" for step in sorted(self._waiting)) or "the newest events and report"
+            left = ", ".join(self.waiting) or "the newest events and report"
             why = self._failure or "the run was ended before"
             raise RunError(
                 f"not everything is in {self.store}: {left} could not be uploaded ({why}). All of it is in "
