@@ -20,6 +20,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import problem
 from drivetrain.inference import verbs
+from drivetrain.inference.remote_places import here
 from drivetrain.inference.run_sources import Folder, run_of
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.objects.held import missing
@@ -140,6 +141,8 @@ def evaluate(
     UserError, RunError.
     """
     place = run.folder if isinstance(run, RunReport) else run
+    if isinstance(place, str | os.PathLike):
+        place = here(os.fspath(place), [checkpoint], "run")
     file: Any = place
     if isinstance(place, str | os.PathLike) and Path(place).is_dir():
         file, settings = RunFolder(Path(place)).run_file, {"output": Path(place), **settings}
