@@ -271,6 +271,9 @@ def test_of_two_writers_the_second_is_refused_as_long_as_the_first_is_alive(
     with pytest.raises(Lost, match="taken over"):
         first.change(lambda index: index.model_copy(update={"checkpoints": []}))
     second.renew()
+    second.release()
+    second.renew()  # a thread's that comes late
+    assert index_of(bucket).writer is None
 
 
 @pytest.mark.usefixtures("hurried")

@@ -118,23 +118,27 @@ class OwnIndex:
     def change(self, change: Callable[[Index], Index]) -> Index:
         """Replaces the index. Raises Lost if another writer has replaced it."""
         with self._lock:
-            index = change(self.index)
-            try:
-                self._version = self._store.put_if(NAME, _json(index), self._version)
-            except Conflict:
-                found, _ = read(self._store)
-                by = "another writer" if found is None or found.writer is None else found.writer.title
-                why = f"{self._store} was taken over by {by}: nothing more of this run is uploaded"
-                raise Lost(why) from None
-            self.index = index
-            return index
+            return self._put(change(self.index))
 
     def renew(self) -> None:
-        self._writer = self._writer.model_copy(update={"renewals": self._writer.renewals + 1})
-        self.change(lambda index: index.model_copy(update={"writer": self._writer}))
+        """Shows that this writer is alive; does nothing once it has released the run."""
+        with self._lock:
+            if self.index.writer is not None:
+                renewed = self.index.writer.model_copy(update={"renewals": self.index.writer.renewals + 1})
+                self._put(self.index.model_copy(update={"writer": renewed}))
 
     def release(self) -> None:
         self.change(lambda index: index.model_copy(update={"writer": None}))
+
+    def _put(self, index: Index) -> Index:
+        try:
+            self._version = self._store.put_if(NAME, _json(index), self._version)
+        except Conflict:
+            found, _ = read(self._store)
+            by = "another writer" if found is None or found.writer is None else found.writer.title
+            raise Lost(f"{self._store} was taken over by {by}: nothing more of this run is uploaded") from None
+        self.index = index
+        return index
 
     def _without_writer(self) -> tuple[Index | None, Version | None]:
         """Returns the index once its writer is known to be dead. Raises UserError if that one is alive."""
