@@ -45,7 +45,7 @@ demo: $(VENV)/.installed
 # would begin with those of most tests; threads of one process would only disturb the other
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 DRIVETRAIN_TEST_FEW_EXAMPLES=1 $(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile \
-		--no-loadscope-reorder
+		--no-loadscope-reorder --durations=80 --durations-min=4
 
 test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest

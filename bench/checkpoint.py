@@ -55,7 +55,7 @@ def steps(until):
 if way.startswith("drivetrain"):
     from drivetrain.training.run_checkpoints import RunCheckpoints
     from drivetrain.config.load import validate
-    from drivetrain.training.loop import Progress
+    from drivetrain.training.progress import Progress
     from drivetrain.distributed.communicator import Communicator
     from drivetrain.workloads.base import BestMetric
 

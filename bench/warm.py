@@ -31,9 +31,10 @@ from tests.launch.chaos import WARM, children_of
 _SET_NAME, _SET_SUBREAPER = 15, 36
 _LARGEST = 2**20
 IMPORTED = (
-    "drivetrain.cli",
+    "drivetrain.cli.train",
     "drivetrain.launch.rank",
     "drivetrain.launch.execute",
+    "drivetrain.training.run",
     "drivetrain.launch.restarts",
     "drivetrain.config.rules",
     "drivetrain.engines.single",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from hypothesis import settings
 
 from tests.device import VARIABLE, chosen_device, missing
 from tests.ranks import RankPool
+from tests.store_server import StoreServer
+from tests.store_server import store_server as running_store
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -107,3 +110,21 @@ def drivetrain(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, s
         return ended.value.code, out, " ".join(err.split())
 
     return call
+
+
+@pytest.fixture(scope="session")
+def store_server() -> Iterator[StoreServer]:
+    """An S3 store on loopback; tests are skipped where moto or obstore is not installed."""
+    with running_store() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(
+    store_server: StoreServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> str:
+    """The address of a bucket of this test's own, which the environment has the credentials of; the cache of what is
+    fetched is the test's own too."""
+    for name, value in {**store_server.variables, "XDG_CACHE_HOME": str(tmp_path / "user-cache")}.items():
+        monkeypatch.setenv(name, value)
+    return store_server.make(f"b{hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]}")

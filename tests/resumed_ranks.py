@@ -12,7 +12,7 @@ from drivetrain.config.load import validate
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import seed_rank
 from drivetrain.engines.base import Engine
-from drivetrain.training.loop import Progress
+from drivetrain.training.progress import Progress
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.workloads.base import BestMetric
 from tests.parity.cases import SAMPLES, Case, engine_of, workload

@@ -15,7 +15,8 @@ import typer
 from ruamel.yaml import YAML
 from typer.main import get_command
 
-from drivetrain.cli import app, main
+from drivetrain.cli import main
+from drivetrain.cli.app import app
 from drivetrain.config.load import load, resolve_key
 from drivetrain.config.workload import UserModule
 from drivetrain.data.loader import MicroBatch

@@ -85,7 +85,7 @@ OWNERS = {
         *("inference/chat/chat.py", "inference/chat/screen.py"),
     },
     "matplotlib": {"compare/plots.py", "compare/page.py"},
-    "jinja2": {"compare/page.py", "plan/page.py", "profile/page.py", "data/language/chat.py"},
+    "jinja2": {"compare/page.py", "plan/page_template.py", "data/language/chat.py"},
     "pytorch_optimizer": {"optim/low_rank.py"},
     "filelock": {
         "compare/runner.py",
@@ -93,6 +93,7 @@ OWNERS = {
         "data/cache_entries.py",
         "data/token_cache.py",
         "engines/deepspeed/native_build.py",
+        "runtime/store_cache.py",
     },
     "onnxruntime": {"export/runtimes/onnx_runtime.py"},
     "gguf": {"export/gguf_format.py", "export/gguf_architectures.py", "export/gguf_vocabulary.py"},
@@ -110,6 +111,7 @@ OWNERS = {
     "h11": {"web/connections.py"},
     "prometheus_client": {"inference/serve/metrics.py", "tracking/prometheus.py"},
     "safetensors": {"checkpoint", "models", "export/runtimes/exchange.py"},
+    "obstore": {"runtime/object_store.py"},
     "bitsandbytes": {"models/quantised_base.py"},
     "torchao": {"models/torchao_export.py", "models/torchao_base.py", "models/fake_quantised.py", "models/fp8.py"},
 }
@@ -191,13 +193,12 @@ def test_the_run_file_is_read_without_torch_and_without_looking_at_the_machine()
         assert not roots & {"torch", "numpy", "transformers", "psutil", "os", "platform"}, relative(file)
 
 
-def test_the_loop_names_no_engine_no_precision_and_no_tracker() -> None:
-    text = (SOURCE / "training/loop.py").read_text()
-    for name in ("single", "fsdp", "ddp", "bf16", "fp32", "fp16-mixed", "float16", "tensorboard"):
-        assert f'"{name}"' not in text
-    assert not {
-        m for m in imported(SOURCE / "training/loop.py") if m.startswith("drivetrain.tracking.") and "events" not in m
-    }
+@pytest.mark.parametrize("name", ["loop.py", "curve.py", "hooks.py", "progress.py"])
+def test_the_loop_names_no_engine_no_precision_and_no_tracker(name: str) -> None:
+    file = SOURCE / "training" / name
+    for word in ("single", "fsdp", "ddp", "bf16", "fp32", "fp16-mixed", "float16", "tensorboard"):
+        assert f'"{word}"' not in file.read_text()
+    assert not {m for m in imported(file) if m.startswith("drivetrain.tracking.") and "events" not in m}
 
 
 def test_one_loop_takes_the_steps_of_a_run() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 WORKLOAD = """
+import gc
+import json
 import sys
 from pathlib import Path
 
@@ -22,6 +27,7 @@ def build_model():
 
 def loss(output, target):
     Path("modules.txt").write_text(chr(10).join(sys.modules))
+    Path("collector.json").write_text(json.dumps([gc.isenabled(), gc.get_freeze_count(), len(gc.get_objects())]))
     return nn.functional.cross_entropy(output, target)
 """
 RUN = """
@@ -35,16 +41,46 @@ HEAVY = {
     *("sklearn", "tensorboard", "torchao", "torchvision", "transformers"),
 }
 
+OF_OTHER_VERBS = (
+    *(
+        "drivetrain.cli.compare",
+        "drivetrain.cli.fields",
+        "drivetrain.cli.serve",
+        "drivetrain.compare",
+        "drivetrain.web",
+    ),
+    *("drivetrain.inference", "drivetrain.profile", "drivetrain.prove", "drivetrain.training.batch_size_finder"),
+)
 
-def test_a_users_own_module_is_trained_without_packages_that_it_does_not_use(tmp_path: Path) -> None:
-    (tmp_path / "workload.py").write_text(WORKLOAD)
-    (tmp_path / "run.yaml").write_text(RUN)
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a training of one step, with what its first loss saw of the process."""
+    folder = tmp_path_factory.mktemp("started")
+    (folder / "workload.py").write_text(WORKLOAD)
+    (folder / "run.yaml").write_text(RUN)
     command = [sys.executable, "-m", "drivetrain", "train", "run.yaml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    loaded = {name.partition(".")[0] for name in (tmp_path / "modules.txt").read_text().splitlines()}
+    return folder
+
+
+def test_a_users_own_module_is_trained_without_packages_that_it_does_not_use(started: Path) -> None:
+    loaded = {name.partition(".")[0] for name in (started / "modules.txt").read_text().splitlines()}
     assert "torch" in loaded
     assert loaded & HEAVY == set()
+
+
+def test_a_training_loads_nothing_of_other_verbs(started: Path) -> None:
+    loaded = (started / "modules.txt").read_text().splitlines()
+    assert "drivetrain.cli.train" in loaded
+    assert [name for name in loaded if name.startswith(OF_OTHER_VERBS)] == []
+
+
+def test_pythons_collector_passes_over_no_module_again_and_again(started: Path) -> None:
+    is_enabled, apart, passed_over = json.loads((started / "collector.json").read_text())
+    assert is_enabled
+    assert apart > 10 * passed_over
 
 
 def test_texts_in_a_csv_are_read_without_pandas_and_pyarrow(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
-from drivetrain.training.loop import LoopHooks, Progress, train
+from drivetrain.training.hooks import LoopHooks
+from drivetrain.training.loop import train
+from drivetrain.training.progress import Progress
 from drivetrain.workloads.base import Batch, BestMetric, Workload
 from drivetrain.workloads.build import build_workload
 from tests.ranks import RankPool

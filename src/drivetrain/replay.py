@@ -36,8 +36,8 @@ from drivetrain.training.assemble import assemble
 from drivetrain.training.auto_settings import compiling, order_of, total_steps_of
 from drivetrain.training.batching import window_slice
 from drivetrain.training.inspect_step import Inspection, inspecting
-from drivetrain.training.loop import Progress
 from drivetrain.training.observed_steps import ObservedSteps
+from drivetrain.training.progress import Progress
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.training.step_guard import end_if_stopped
 from drivetrain.training.workload_rules import best_metric

@@ -17,6 +17,13 @@ from drivetrain.config.machine import Machine
 from tests.running_server import Running, running
 
 TOKEN = "a-token-of-the-tests-0123456789"
+TOKENS = {name: f"the-token-of-{name}-0123456789" for name in ("vera", "otto", "olga", "anna")}
+USERS = {
+    TOKENS["vera"]: User("vera", "viewer"),
+    TOKENS["otto"]: User("otto", "operator"),
+    TOKENS["olga"]: User("olga", "operator"),
+    TOKENS["anna"]: User("anna", "administrator"),
+}
 DIGITS = """\
 # the demo
 workload:
@@ -82,6 +89,12 @@ def ask(server: Running, path: str, body: Any = None, method: str | None = None,
     return status, found
 
 
+def by(server: Running, name: str, path: str, body: Any = None, method: str | None = None) -> tuple[int, Any]:
+    """Returns status and content of an answer to one of USERS."""
+    status, _, found = server.ask(path, body, method, authorization=f"Bearer {TOKENS[name]}")
+    return status, found
+
+
 def write_run(folder: Path, steps: int = 30, finished: str | None = "completed", **settings: Any) -> Path:
     """Writes the folder of a run as a training leaves it."""
     folder.mkdir(parents=True)
@@ -97,11 +110,11 @@ def write_run(folder: Path, steps: int = 30, finished: str | None = "completed",
     return folder
 
 
-def point(folder: Path, step: int, loss: float | None = None) -> None:
+def point(folder: Path, step: int, loss: float | None = None, **device: Any) -> None:
     value: Any = {"loss": 1 / step if loss is None else loss}
     numbers = {"epoch": step / 10, "grad_norm": 1.0, "lr": 0.1, "scale": None, "skipped_steps": 0}
     append(folder, "step", step=step, samples=step * 8, samples_per_second=100.0, elapsed_seconds=step / 2, **value,
-           **numbers)  # fmt: skip
+           **numbers, **device)  # fmt: skip
 
 
 def append(folder: Path, kind: str, **fields: Any) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from drivetrain.board.access import Access, User, digest, kept_secret
-from drivetrain.board.app import OPEN
+from drivetrain.board.app import MOST_JSON, OPEN
 from drivetrain.board.board import OWN, Board
-from drivetrain.board.start import VARIABLE, token_of
+from drivetrain.board.start import VARIABLE, serve, token_of
 from drivetrain.errors import UserError
+from drivetrain.web.server import Address, bound
 from tests.board.boards import DIGITS, TOKEN, ask, serving, write_run
 from tests.running_server import Running
 
@@ -225,3 +226,45 @@ def test_large_bodies_are_refused(server: Running) -> None:
     assert status == 400
     assert "yaml" in found["error"]["message"]
     assert ask(server, "/api/parse", b'{"yaml": "' + b"x" * (100 << 20) + b'"}')[0] == 413
+
+
+def test_a_logout_outlives_a_restart(tmp_path: Path) -> None:
+    users, file = {digest("one" * 8): User("ann", "operator")}, tmp_path / "ended.json"
+    first = Access(users, b"s" * 32, "c", file)
+    gone, kept = (first.cookie_of(users[digest("one" * 8)]) for _ in range(2))
+    first.end(gone)
+    first.end("no.cookie.at.all")
+    after = Access(users, b"s" * 32, "c", file)
+    assert after.of_cookie(gone) is None
+    assert after.of_cookie(kept) is not None
+    assert gone not in file.read_text()
+    assert len(json.loads(file.read_text())["times"]) == 1, "texts that are no cookies are not kept"
+    file.write_text("{")
+    assert Access(users, b"s" * 32, "c", file).of_cookie(kept) is not None
+
+
+def test_a_started_board_keeps_logouts_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drivetrain.board.start.run", lambda *_: None)
+    made: list[Path | None] = []
+    real = Access.__init__
+    monkeypatch.setattr(Access, "__init__", lambda self, *given: (made.append(given[3]), real(self, *given))[1])
+    with bound(Address(port=0)) as listening:
+        serve(tmp_path / "runs", [], listening, Address(port=0), [], "", {}, False, None, lambda _: None)
+    assert made == [tmp_path / "runs" / OWN / "ended_sessions.json"]
+
+
+def test_only_who_is_logged_in_may_send_large_bodies(server: Running) -> None:
+    large = {"token": "x" * 20_000}
+    assert server.ask("/login", large)[0] == 413
+    assert (
+        server.ask(
+            "/login",
+            {"token": TOKEN},
+        )[0]
+        == 200
+    )
+    assert ask(server, "/api/parse", {"yaml": "# " + "x" * 500_000})[0] == 200
+    too_large = json.dumps({"yaml": "x" * MOST_JSON}).encode()
+    assert ask(server, "/api/parse", too_large)[0] == 413
+    headers = {"authorization": f"Bearer {TOKEN}", "content_type": "application/octet-stream"}
+    assert server.ask("/api/uploads?name=a.csv", b"x" * (MOST_JSON + 1), **headers)[0] == 201

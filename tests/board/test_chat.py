@@ -15,7 +15,7 @@ import uvicorn
 
 from drivetrain.board import chat as module
 from drivetrain.board.board import Board
-from drivetrain.board.entries import Claim, Entry, claimed, now, read_stop
+from drivetrain.board.entries import Claim, Ended, Entry, claimed, now, read_stop
 from drivetrain.inference.serve.app import Guards, application
 from drivetrain.inference.serve.metrics import Metrics
 from drivetrain.inference.serve.served import Served
@@ -133,3 +133,51 @@ def test_an_idle_model_is_unloaded_and_a_chat_can_be_closed(runtime: Path, monke
         assert ask(server, f"/api/chat/{other.id}", method="DELETE")[1]["state"] == "stopping"
         assert ask(server, f"/api/chat/{other.id}/reply", {"messages": [{"role": "user", "content": "a"}]})[0] == 409
         assert ask(server, "/api/chat/nothing")[0] == 404
+
+
+@contextmanager
+def dying_at(place: Path, closes: bool) -> Iterator[None]:
+    """A model's process that sends a part of an answer and then nothing: its socket is closed, or stays open."""
+    over = threading.Event()
+    chunk = b'data: {"choices": [{"delta": {"content": "Hello"}}]}\n\n'
+
+    def answer() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1 << 16)
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            connection.sendall(head + f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
+            if not closes:
+                over.wait(60)
+
+    with bound(Address(unix_socket=place)) as listening:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_model_that_dies_within_an_answer_says_why(runtime: Path, closes: bool) -> None:
+    with serving(runtime / "runs") as (server, board):
+        entry = opened(server, board, "one")
+        folder = board.queue.entries.folder / entry.id
+        place = Path(next(word for word in entry.asked.words if word.startswith("--unix-socket=")).split("=", 1)[1])
+        (folder / "log.txt").write_text("CUDA out of memory\n")
+
+        def dies() -> None:
+            (folder / "ended.json").write_text(Ended(code=-9, time=now()).model_dump_json())
+
+        with dying_at(place, closes):
+            threading.Timer(1.0, dies).start()
+            begun = time.monotonic()
+            _, content = ask(server, f"/api/chat/{entry.id}/reply", {"messages": [{"role": "user", "content": "Hi"}]})
+        found = events(content)
+        assert time.monotonic() - begun < 30
+        assert [name for name, _ in found] == ["piece", "failed"]
+        assert found[0][1]["text"] == "Hello"
+        assert "the model's process has ended (failed): ended by SIGKILL" in found[1][1]["message"]
+        assert "CUDA out of memory" in found[1][1]["message"]

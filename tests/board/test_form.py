@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drivetrain.board import form_routes, static_files
 from drivetrain.board.form import SHORT_FORMS, form
 from drivetrain.board.run_file import check, command, edited, flat, flow, values_of
 from drivetrain.config.field_paths import field_paths
@@ -219,3 +220,20 @@ def test_all_engines_can_be_chosen() -> None:
     engine = next(each for each in form()["fields"] if each["path"] == "engine")
     assert {"single", "ddp", "fsdp", "zero2", "auto"} <= set(engine["choices"])
     assert not [name for name, more in itertools.pairwise(engine["choices"]) if name == more]
+
+
+def test_answers_that_stay_the_same_are_compressed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[int] = []
+    real = static_files.gzip.compress
+
+    def compress(content: bytes, *given: Any, **named: Any) -> bytes:
+        packed.append(len(content))
+        return real(content, *given, **named)
+
+    monkeypatch.setattr(static_files.gzip, "compress", compress)
+    for each in (form_routes._fields, form_routes._recipes, form_routes._json_schema):
+        each.cache_clear()
+    with serving(tmp_path / "runs") as (server, _):
+        for path in ("/api/schema", "/api/recipes", "/api/schema/json") * 3:
+            assert ask(server, path)[0] == 200
+    assert len(packed) == 3

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from drivetrain.board import keeper
 from drivetrain.board.board import OWN, Board
-from drivetrain.board.entries import Claim, Ended, claimed, now
+from drivetrain.board.entries import Asked, Claim, Ended, claimed, now, read_stop
+from drivetrain.board.queue import Queue
 from drivetrain.board.verbs import fixes, previewed
-from tests.board.boards import DIGITS, TOKEN, ask, serving
+from tests.board.boards import DIGITS, TOKEN, USERS, ask, by, serving
 from tests.running_server import Running
 
 
@@ -108,8 +113,10 @@ def test_an_evaluation_a_prediction_and_an_export_are_lines_that_one_could_type(
                                                      "checkpoint": "step-00000003"})  # fmt: skip
     output = board.queue.entries.folder / found["id"] / "predictions.jsonl"
     checkpoint = folder / "checkpoints" / "step-00000003"
-    assert words_of(board, found) == ["predict", str(folder), f"--checkpoint={checkpoint}", "--text=--help",
-                                      "--text=$(id)", f"--output={output}"]  # fmt: skip
+    assert words_of(board, found) == ["predict", str(folder), f"--checkpoint={checkpoint}", "--data=-",
+                                      f"--output={output}"]  # fmt: skip
+    assert (output.parent / "texts.txt").read_text() == "--help\n$(id)\n", "a file: a command has no room for them"
+    assert found["command"].endswith(" < texts.txt")
     _, found = ask(server, "/api/runs/one/export", {"key": "key-export", "format": "onnx"})
     assert words_of(board, found)[2:5] == ["--checkpoint=best", "--to=onnx", "--json"]
     assert words_of(board, found)[5].startswith(f"--output={folder}/exports/onnx-")
@@ -123,6 +130,8 @@ def test_an_evaluation_a_prediction_and_an_export_are_lines_that_one_could_type(
         ("predict", {"path": "/etc/passwd"}, 404),
         ("predict", {"upload": "../../token"}, 404),
         ("predict", {"rows": ["a"], "path": "/a"}, 400),
+        ("predict", {"rows": ["a\nb"]}, 400),
+        ("predict", {"rows": [" "]}, 400),
         ("evaluate", {"data": "/etc/passwd"}, 404),
         ("export", {"format": "--output=/tmp/x"}, 400),
         ("export", {"format": "onnx", "quantise": "--trust"}, 400),
@@ -232,3 +241,75 @@ def test_a_run_is_trained_evaluated_predicted_with_and_exported(tmp_path: Path) 
         assert "model.pt2" in exported["result"]["files"]
         inner = exported["result"]["inner"]
         assert ask(server, f"/api/runs/one/files/{inner}/model.pt2")[0] == 200
+
+
+def test_two_hundred_long_texts_reach_the_verb_as_they_were_typed(tmp_path: Path) -> None:
+    texts = [f"{number} " + "ä" * 19_000 for number in range(200)]
+    with serving(tmp_path / "runs") as (server, board):
+        trained(board, "one")
+        status, found = ask(server, "/api/runs/one/predict", {"key": "key-of-long-texts", "rows": texts})
+        assert status == 201
+        place = board.queue.entries.folder / found["id"]
+        entry = json.loads((place / "entry.json").read_text())
+        read = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())"
+        asked = Asked.model_validate(entry)
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr(subprocess, "Popen", partial(_popen_of, [sys.executable, "-c", read], subprocess.Popen))
+        try:
+            keeper._started(place, asked).wait(60)
+        finally:
+            monkey.undo()
+        assert (place / "output.txt").read_text(encoding="utf-8").splitlines() == texts
+
+
+def _popen_of(command: list[str], real: Any, words: list[str], **given: Any) -> Any:
+    assert sum(map(len, words)) < 10_000
+    return real(command, **given)
+
+
+def test_what_runs_beside_training_can_be_ended_by_its_owner(tmp_path: Path) -> None:
+    with serving(tmp_path / "runs", USERS) as (server, board):
+        trained(board, "one")
+        for verb, more in (("evaluate", {}), ("predict", {}), ("export", {"format": "onnx"})):
+            found = by(server, "otto", f"/api/runs/one/{verb}", {"key": f"key-of-{verb}", **more})[1]
+            place = board.queue.entries.folder / found["id"]
+            path = f"/api/queue/{found['id']}/stop"
+            assert by(server, "otto", path, {})[1]["error"]["code"] == "not_running", (
+                "it waits: it is cancelled instead"
+            )
+            claimed(place, Claim(by="keeper", time=now(), process=1, host="other"))
+            assert by(server, "olga", path, {})[1]["error"]["code"] == "not_yours"
+            assert by(server, "otto", path, {})[1]["state"] == "stopping"
+            stop = read_stop(place)
+            assert stop is not None
+            assert (stop.by, stop.now) == ("otto", True)
+            (place / "ended.json").write_text(Ended(code=-9, time=now()).model_dump_json())
+            shown = by(server, "otto", f"/api/queue/{found['id']}")[1]
+            assert (shown["state"], shown["reason"]) == ("interrupted", "ended at once by otto")
+            assert by(server, "otto", path, {})[0] == 409
+        found = by(server, "otto", "/api/queue", {"key": "key-of-training", "yaml": DIGITS})[1]
+        assert by(server, "otto", f"/api/queue/{found['id']}/stop", {})[1]["error"]["code"] == "cannot_stop"
+
+
+def test_an_end_reaches_the_process(tmp_path: Path) -> None:
+    queue = Queue(tmp_path / "board")
+    asked = Asked(id="one", digest="", verb="evaluate", run="one", words=["board", "--port", "0", "--runs",
+                  str(tmp_path / "inner")], owner="ann", created=now())  # fmt: skip
+    queue.add(asked, {})
+    queue.start()
+    try:
+        log = queue.entries.folder / "one" / "log.txt"
+        end = time.monotonic() + 120
+        while not (log.exists() and "the board is open" in log.read_text()):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        entry = queue.entries.one("one")
+        assert entry is not None
+        queue.entries.stop(entry, "ann", at_once=True)
+        while (found := queue.entries.one("one")) is not None and found.is_live:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        assert found is not None
+        assert (found.state, found.reason) == ("interrupted", "ended at once by ann")
+    finally:
+        queue.close()

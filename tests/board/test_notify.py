@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from drivetrain.board.entries import Claim, Ended, Entries, claimed, now
 from drivetrain.board.notify import Notifier, check_address
+from drivetrain.cli.app import app
 from drivetrain.errors import UserError
 from tests.board.test_queue import until, waiting
 
@@ -93,7 +95,30 @@ def test_a_redirect_is_not_followed_and_a_failure_is_tried_again(tmp_path: Path)
     assert [path for path, _ in got] == ["/hook?a=b"] * 3
 
 
-@pytest.mark.parametrize("address", ["file:///etc/passwd", "ftp://a/b", "example.org", "https://", "gopher://a"])
-def test_only_addresses_of_the_web_are_taken(address: str) -> None:
-    with pytest.raises(UserError, match="no address"):
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        *(("file:///etc/passwd", "begins with file"), ("ftp://a/b", "begins with ftp"), ("example.org", "no scheme")),
+        *(("https://", "no host"), ("http:///path", "no host"), ("http://:80/x", "no host"), ("gopher://a", "gopher")),
+        *(("http://host:99999", "0-65535"), ("http://host:x/y", "'x'"), ("http://host:0", "port 0")),
+        *(("http://[::1/x", "IPv6"), ("http://a b/", "space"), ("http://me:secret@host/", "user's name")),
+    ],
+)
+def test_only_addresses_of_the_web_are_taken(address: str, why: str) -> None:
+    with pytest.raises(UserError, match="no address") as error:
         check_address(address)
+    [problem] = error.value.problems
+    assert problem.field == "--webhook"
+    assert why in problem.why
+
+
+def test_usual_addresses_are_taken() -> None:
+    for address in ("https://chat.example.org/hooks/a?b=c", "http://127.0.0.1:8080", "http://[::1]:80/x"):
+        check_address(address)
+
+
+def test_a_board_with_a_wrong_webhook_does_not_start(tmp_path: Path) -> None:
+    words = ["board", "--runs", str(tmp_path / "runs"), "--data", str(tmp_path), "--port", "0"]
+    found = CliRunner().invoke(app, [*words, "--webhook", "http://host:99999"])
+    assert isinstance(found.exception, UserError)
+    assert not (tmp_path / "runs").exists()

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from drivetrain.board.board import OWN
+from drivetrain.board.entries import Asked, Claim, Ended, Entries, claimed, now, read_stop
+from tests.board.boards import point, write_run
 from tests.board.browsing import SECONDS, board, chromium, opened, until
 
 BUDGET_BYTES = 100_000  # of the first page: all its files and answers, compressed
@@ -311,3 +314,52 @@ def test_a_run_that_fails_shows_its_cause(page: Any, tmp_path: Path) -> None:
     page.wait_for_selector(".badge.bad")
     shown = page.inner_text(".note.bad")
     assert re.search("class|picture|image", shown)
+
+
+def test_edits_are_kept_while_the_server_cannot_be_reached(page: Any) -> None:
+    begin(page)
+    page.context.set_offline(True)
+    page.fill("#field-batch_size", "48")
+    page.wait_for_selector("#problems .note.bad:has-text('cannot be reached')")
+    page.fill("#field-seed", "9")
+    page.wait_for_timeout(600)
+    assert page.is_disabled("[data-start]")
+    page.context.set_offline(False)
+    page.wait_for_selector("[data-ready]")
+    page.click("[data-tab=yaml]")
+    text = page.input_value("#yaml")
+    assert "batch_size: 48" in text
+    assert "seed: 9" in text
+
+
+def test_a_point_that_comes_while_a_curve_is_awaited_is_asked_for_afterwards(page: Any, folder: Path) -> None:
+    run = write_run(folder / "runs" / "slow", steps=5, finished=None)
+    asked: list[str] = []
+
+    def answer(route: Any) -> None:
+        asked.append(route.request.url)
+        found = route.fetch()
+        if len(asked) == 1:
+            point(run, 6)
+            page.wait_for_timeout(3000)  # the page hears of the point while it waits
+        route.fulfill(response=found)
+
+    page.route(re.compile(r"/curve\?"), answer)
+    visit(page, "#/runs/slow")
+    page.wait_for_selector("[data-chart=loss] canvas")
+    until(page, lambda: len(asked) == 2)
+    shutil.rmtree(run)
+
+
+def test_what_runs_beside_training_is_ended_by_a_click(page: Any, folder: Path, trained: str) -> None:
+    entries = Entries(folder / "runs" / OWN / "entries")
+    asked = Asked(id="e" * 20, digest="", verb="evaluate", run=trained, words=["x"], owner="admin", created=now())
+    entry, _ = entries.add(asked, {})
+    claimed(entries.folder / entry.id, Claim(by="keeper", time=now(), host="other", process=1))
+    visit(page, "#/runs")
+    page.click(f"[data-end={entry.id}]")
+    page.wait_for_selector(".badge:has-text('stopping')")
+    stop = read_stop(entries.folder / entry.id)
+    assert stop is not None
+    assert stop.now
+    (entries.folder / entry.id / "ended.json").write_text(Ended(code=-9, time=now()).model_dump_json())

@@ -16,7 +16,18 @@ import pytest
 from drivetrain.board import keeper
 from drivetrain.board import queue as module
 from drivetrain.board.devices import CPU, Device, environment, free
-from drivetrain.board.entries import LAUNCH, LAUNCH_SECONDS, Asked, Claim, Ended, Entries, Entry, claimed, now
+from drivetrain.board.entries import (
+    LAUNCH,
+    LAUNCH_SECONDS,
+    NOT_STARTED,
+    Asked,
+    Claim,
+    Ended,
+    Entries,
+    Entry,
+    claimed,
+    now,
+)
 from drivetrain.board.keeper import TAKEN, keep
 from drivetrain.board.queue import Queue
 from tests.board.boards import DIGITS, FixedMachine, ask, serving
@@ -129,7 +140,7 @@ def test_chosen_devices_are_waited_for_and_given_by_their_uuid(tmp_path: Path, f
     second = waiting(entries, "second", device="cuda", wanted=["3"])
     assert free(second, entries.all(), four_gpus) is None
     assert environment(["1", "3"], four_gpus) == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-3"}
-    assert environment([CPU], four_gpus) == {}
+    assert environment([CPU], four_gpus) == {"CUDA_VISIBLE_DEVICES": ""}, "a process on the CPU sees no GPU"
 
 
 def test_entries_that_wait_can_be_put_in_order_and_cancelled(tmp_path: Path) -> None:
@@ -234,3 +245,69 @@ def test_nothing_that_the_board_starts_has_its_token_its_terminal_or_a_pipe(
     assert seen["setsid"]
     opened = {number: place for kind, number, place, *_ in seen["file_actions"] if kind == os.POSIX_SPAWN_OPEN}
     assert opened == {0: os.devnull, 1: str(tmp_path / "log.txt")}
+
+
+@pytest.mark.parametrize("words", [["predict", "x" * (1 << 22)], ["predict", "a\0b"]])
+def test_words_that_no_process_takes_end_as_failed_with_the_reason(tmp_path: Path, words: list[str]) -> None:
+    entries = Entries(tmp_path / "entries")
+    folder = entries.folder / waiting(entries, "one", words=words).id
+    assert keep(folder, [CPU]) == 0
+    found = entries.one("one")
+    assert found is not None
+    assert (found.state, found.ended and found.ended.code) == ("failed", NOT_STARTED)
+    assert "could not be started" in str(found.reason)
+
+
+def test_a_keeper_that_cannot_be_started_is_reported_and_the_next_entry_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: list[list[str]]
+) -> None:
+    queue = Queue(tmp_path)
+    waiting(queue.entries, "first")
+    waiting(queue.entries, "second")
+    start = module.keeper.start
+
+    def fails_once(folder: Path, *rest: Any) -> int:
+        if folder.name == "first":
+            raise OSError(12, "Cannot allocate memory")
+        return start(folder, *rest)
+
+    monkeypatch.setattr(module.keeper, "start", fails_once)
+    queue.tick()
+    found = queue.entries.one("first")
+    assert found is not None
+    assert (found.state, found.reason) == ("failed", "its keeper could not be started: Cannot allocate memory")
+    assert launched == [[CPU]]
+
+
+def test_a_keeper_that_dies_before_it_begins_is_reported_on_its_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(tmp_path)
+    waiting(queue.entries, "one")
+    monkeypatch.setattr(keeper, "MODULE", "drivetrain.no_such_module")
+    queue.start()
+    try:
+        until(lambda: not queue.entries.all()[0].is_live)
+    finally:
+        queue.close()
+    found = queue.entries.one("one")
+    assert found is not None
+    assert found.state == "failed"
+    assert "its keeper ended with code 1 before it began" in str(found.reason)
+    assert "no_such_module" in str(found.reason)
+
+
+@pytest.mark.parametrize(("code", "now_", "state"), [(-15, False, "interrupted"), (-9, True, "interrupted"),
+                                                     (-15, None, "failed"), (1, False, "failed")])  # fmt: skip
+def test_what_a_user_ended_is_interrupted_and_what_fails_by_itself_is_not(
+    tmp_path: Path, code: int, now_: bool | None, state: str
+) -> None:
+    entries = Entries(tmp_path / "entries")
+    entry = waiting(entries, "one", verb="serve")
+    claimed(entries.folder / entry.id, Claim(by="keeper", time=now(), process=1, host="other"))
+    if now_ is not None:
+        entries.stop(entry, "ann", at_once=now_)
+    (entries.folder / entry.id / "ended.json").write_text(Ended(code=code, time=now()).model_dump_json())
+    found = entries.one("one")
+    assert found is not None
+    assert found.state == state

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from drivetrain.board.access import User
 from drivetrain.board.board import OWN, Board
-from drivetrain.board.curves import Curves, thinned
-from drivetrain.board.entries import Asked, Claim, claimed, now
+from drivetrain.board.curves import MOST_MARKS, Curves, thinned
+from drivetrain.board.entries import Asked, Claim, Ended, claimed, now
+from drivetrain.board.last_start import LastStarts
 from drivetrain.board.run_details import details
+from drivetrain.board.run_summary import EDGE
 from drivetrain.board.runs import Runs
 from drivetrain.web.refusals import Refusal
 from tests.board.boards import append, ask, made, point, serving, write_run
@@ -173,6 +176,16 @@ def test_a_curve_is_read_on_from_where_it_was_read_last(tmp_path: Path) -> None:
     assert curves.since(folder, second["cursor"], 1000)["columns"]["step"] == []
 
 
+def test_memory_utilisation_and_time_by_part_are_curves_where_a_run_has_them(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "one", steps=2, finished=None)
+    device = {"memory": {"allocated": 512, "reserved": 1024}, "utilisation": 0.75}
+    point(folder, 3, **device, seconds_by_part={"data": 1.0, "forward": 3.0})
+    columns = Curves().since(folder, None, 1000)["columns"]
+    assert columns["memory"] == [None, None, 1024.0], "of an older run's points they are gaps"
+    assert columns["utilisation"] == [None, None, 0.75]
+    assert (columns["time_data"][-1], columns["time_forward"][-1], columns["time_save"][-1]) == (0.25, 0.75, None)
+
+
 def test_a_resumed_runs_curve_begins_anew(tmp_path: Path) -> None:
     folder, curves = write_run(tmp_path / "one", steps=5, finished=None), Curves()
     cursor = curves.since(folder, None, 1000)["cursor"]
@@ -206,3 +219,88 @@ def test_a_run_without_events_has_an_empty_curve(tmp_path: Path) -> None:
     found = Curves().since(tmp_path, None, 100)
     assert found["columns"]["step"] == []
     assert found["total"] == 0
+
+
+def test_a_curve_sends_marks_beyond_those_that_are_kept(tmp_path: Path) -> None:
+    folder, curves = write_run(tmp_path / "one", steps=1, finished=None), Curves()
+    for number in range(MOST_MARKS + 10):
+        append(folder, "warning", message=f"warning {number}")
+    first = curves.since(folder, None, 100)
+    assert len(first["marks"]) == MOST_MARKS
+    cursor = first["cursor"]
+    for number in range(3):
+        append(folder, "warning", message=f"new {number}")
+        found = curves.since(folder, cursor, 100)
+        assert ([each["text"] for each in found["marks"]], found["reset"]) == ([f"new {number}"], False)
+        cursor = found["cursor"]
+    for _ in range(MOST_MARKS + 5):
+        append(folder, "warning", message="many")
+    assert len(curves.since(folder, cursor, 100)["marks"]) == MOST_MARKS
+
+
+def test_a_long_run_that_was_resumed_is_running_with_the_steps_of_its_last_start(board: Board) -> None:
+    folder = write_run(board.root / "long", steps=2000, finished=None)
+    asked = entry(board, "long")
+    claim = Claim(by="keeper", time="2026-11-25T12:30:00.000+00:00", host="other", process=1)
+    claimed(board.queue.entries.folder / asked.id, claim)
+    assert board.runs.one("long")["status"] == "starting"
+    later = {"time": "2026-11-25T12:31:00.000+00:00"}
+    append(folder, "run_started", name="long", output="", total_steps=9000, first_step=2000, samples_per_epoch=10,
+           **later)  # fmt: skip
+    for step in range(2001, 4000):
+        point(folder, step)
+    assert (folder / "events.jsonl").stat().st_size > 8 * EDGE, "the second start lies far from both ends"
+    for runs in (board.runs, Runs(board.root, board.queue.entries)):
+        found = runs.one("long")
+        assert (found["status"], found["step"], found["total_steps"]) == ("running", 3999, 9000)
+
+
+def test_the_last_start_is_read_on_from_where_it_was_read_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, starts = write_run(tmp_path / "one", steps=300, finished=None), LastStarts()
+    file = folder / "events.jsonl"
+    assert starts.of(file)["first_step"] == 0
+    monkeypatch.setattr("drivetrain.board.last_start.BLOCK", 100)  # lines over several blocks
+    with file.open("a") as written:
+        written.write('{"time": "x", "event": "run_started", "first')  # half a line
+    assert starts.of(file)["first_step"] == 0
+    with file.open("a") as written:
+        written.write('_step": 300, "name": "one", "output": "", "total_steps": 5, "samples_per_epoch": 1}\n')
+    assert starts.of(file)["first_step"] == LastStarts().of(file)["first_step"] == 300
+    kept = file.read_text().splitlines(keepends=True)[:3]
+    (folder / "aside").write_text("".join(kept))
+    (folder / "aside").replace(file)
+    assert starts.of(file)["first_step"] == 0, "another file"
+    assert starts.of(folder / "none") == {}
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict", "export", "serve"])
+def test_a_run_is_not_deleted_while_anything_of_it_waits_or_works(board: Board, verb: str) -> None:
+    folder = write_run(board.root / "one")
+    asked = Asked(id="b" * 20, digest="", verb=verb, run="one", words=[verb, "x"], owner="ann", created=now())
+    board.queue.add(asked, {})
+    place = board.queue.entries.folder / asked.id
+    for state in ("queued", "running"):
+        assert "delete" not in board.runs.one("one")["can"]
+        assert "delete" not in board.runs.all()[0]["can"]
+        with pytest.raises(Refusal, match=f"{verb} of the run is {state}"):
+            board.runs.delete("one")
+        claimed(place, Claim(by="keeper", time=now(), host="other", process=1))
+    assert folder.exists()
+    (place / "ended.json").write_text(Ended(code=0, time=now()).model_dump_json())
+    assert "delete" in board.runs.one("one")["can"]
+    assert board.runs.delete("one") > 0
+    assert not folder.exists()
+    assert not place.exists()
+
+
+def test_a_run_is_not_deleted_while_its_resume_waits(board: Board) -> None:
+    write_run(board.root / "one")
+    first = entry(board, "one")
+    place = board.queue.entries.folder / first.id
+    claimed(place, Claim(by="keeper", time=now(), host="other", process=1))
+    (place / "ended.json").write_text(Ended(code=0, time=now()).model_dump_json())
+    again = entry(board, "one", "c" * 20, resume=True)
+    with pytest.raises(Refusal, match="queued"):
+        board.delete(User("anna", "administrator"), "one")
+    claimed(board.queue.entries.folder / again.id, Claim(by="anna", time=now()))
+    assert board.delete(User("anna", "administrator"), "one") > 0

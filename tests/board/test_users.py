@@ -19,16 +19,9 @@ from drivetrain.board.app import Guards, application
 from drivetrain.board.audit import Audit
 from drivetrain.board.board import OWN, Board
 from drivetrain.errors import UserError
-from tests.board.boards import DIGITS, TOKEN, append, made, serving, write_run
+from tests.board.boards import DIGITS, TOKEN, TOKENS, USERS, append, by, made, serving, write_run
 from tests.running_server import Running
 
-TOKENS = {name: f"the-token-of-{name}-0123456789" for name in ("vera", "otto", "olga", "anna")}
-USERS = {
-    TOKENS["vera"]: User("vera", "viewer"),
-    TOKENS["otto"]: User("otto", "operator"),
-    TOKENS["olga"]: User("olga", "operator"),
-    TOKENS["anna"]: User("anna", "administrator"),
-}
 MODULE = "workload: {type: module, path: mine.py}\nbatch_size: 4\nloop: {steps: 1}\n"
 FOLDER = "workload: {type: image_classification, model: {config: {model_type: resnet}}, data: {source: folder, train: %s}}\nbatch_size: 4\nloop: {steps: 1}\n"  # noqa: E501
 
@@ -46,11 +39,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(place: Path) -> Iterator[tuple[Running, Board]]:
     with serving(place / "runs", USERS, data=[place / "data"]) as found:
         yield found
-
-
-def by(server: Running, name: str, path: str, body: Any = None, method: str | None = None) -> tuple[int, Any]:
-    status, _, found = server.ask(path, body, method, authorization=f"Bearer {TOKENS[name]}")
-    return status, found
 
 
 def queued(server: Running, name: str, key: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.checkpoint.saving import save
-from drivetrain.training.loop import Progress
+from drivetrain.training.progress import Progress
 from tests.training.test_run_checkpoints import Training
 
 Call = tuple[str, str]

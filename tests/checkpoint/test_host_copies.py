@@ -14,7 +14,7 @@ from drivetrain.checkpoint import host_copies
 from drivetrain.checkpoint.directory import load, steps
 from drivetrain.checkpoint.host_copies import HostCopies
 from drivetrain.checkpoint.state import same
-from drivetrain.training.loop import Progress
+from drivetrain.training.progress import Progress
 from tests.training.test_run_checkpoints import Training
 
 

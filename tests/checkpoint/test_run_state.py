@@ -23,8 +23,8 @@ from drivetrain.checkpoint.convert.contents import contents
 from drivetrain.checkpoint.run_state import verify
 from drivetrain.config.micro_batch_backoff import BOUNDS
 from drivetrain.errors import UserError
-from drivetrain.training import loop, step_guard
-from drivetrain.training.loop import Progress
+from drivetrain.training import step_guard
+from drivetrain.training.progress import Progress
 from tests.properties import examples
 from tests.training.test_run_checkpoints import Training
 
@@ -256,7 +256,7 @@ def test_no_change_of_manifest_or_state_ends_a_resume_in_a_traceback(
 
 
 def test_the_fields_that_are_checked_are_those_that_are_restored() -> None:
-    assert set(run_state.Progress.model_fields) == {field.name for field in dataclasses.fields(loop.Progress)}
+    assert set(run_state.Progress.model_fields) == {field.name for field in dataclasses.fields(Progress)}
     assert set(run_state.Recent.model_fields) == {field.name for field in dataclasses.fields(step_guard.Recent)}
     assert set(run_state.Bounds.model_fields) == set(BOUNDS)
     saved = torch.amp.GradScaler("cpu").state_dict()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from drivetrain.cli import app
+from drivetrain.cli.app import app
 from drivetrain.cli.fields import fields_table
 from drivetrain.config.field_paths import field_paths
 from drivetrain.errors import UserError

@@ -47,3 +47,16 @@ def test_shards_that_are_not_there_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"holds no file that ends in \.tar"):
         found(tmp_path / "empty")
+
+
+def test_wildcards_match_no_hidden_files(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").mkdir()
+    files(tmp_path, "a.tar", ".b.tar", ".hidden/c.tar")
+    assert found(tmp_path / "*.tar") == found(tmp_path / "**" / "*.tar") == ["a.tar"]
+    with pytest.raises(UserError, match="no file fits"):
+        found(tmp_path / "*" / "c.tar")
+
+
+def test_braces_that_stand_for_too_many_files_are_refused_before_they_are_made(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"stands for 10,000,000,000 files"):
+        found(tmp_path / "a-{0000000000..9999999999}.tar")

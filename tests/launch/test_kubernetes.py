@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,10 +23,11 @@ from tests.launch.test_start import free_port, prepared
 Call = Callable[..., tuple[int, str, str]]
 
 
-def manifests(folder: Path, drivetrain: Call, *more: str) -> list[dict[str, Any]]:
+def manifests(folder: Path, drivetrain: Call, *more: str, name: str = "run.yaml") -> list[dict[str, Any]]:
     prepared(folder)
+    (folder / "run.yaml").rename(folder / name)
     code, text, errors = drivetrain(
-        "launch", str(folder / "run.yaml"), "engine=ddp", "processes=1", "device=cpu", "--nodes", "2",
+        "launch", str(folder / name), "engine=ddp", "processes=1", "device=cpu", "--nodes", "2",
         f"output={folder / 'run'}", f"workload.path={folder / 'workload.py'}",
         "--image", "example/drivetrain", "--volume", f"work:{folder}", *more,
     )  # fmt: skip
@@ -90,6 +92,24 @@ def test_a_pod_has_time_to_save_and_shared_memory_and_never_restarts_alone(tmp_p
     assert {"name": "shared-memory", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
 
 
+@pytest.mark.parametrize("way", ["--kubernetes", "--jobset"])
+def test_any_name_of_a_run_file_and_any_claim_give_manifests_that_a_cluster_takes(
+    way: str, tmp_path: Path, drivetrain: Call
+) -> None:
+    more = ("--volume", "shared-memory:/data", "--volume", "run-file:/more", "--volume", "claim-1:/last")
+    documents = manifests(tmp_path, drivetrain, way, *more, name="训练 (1).yaml")
+    assert not [*manifest_problems(documents)]
+    assert re.fullmatch("run-1-[0-9a-f]{6}", documents[-1]["metadata"]["name"])
+    pod = pod_of(documents)
+    [key] = documents[0]["data"]
+    assert pod["volumes"][0]["configMap"]["items"] == [{"key": key, "path": "训练 (1).yaml"}]
+    assert "train '/etc/drivetrain/训练 (1).yaml'" in pod["containers"][0]["command"][2]
+    claims = {each["name"]: each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"][2:]}
+    places = {each["mountPath"]: claims.get(each["name"]) for each in pod["containers"][0]["volumeMounts"]}
+    assert {places[each] for each in ("/data", "/more", "/last")} == {"shared-memory", "run-file", "claim-1"}
+    assert places["/dev/shm"] is None
+
+
 def test_a_queue_memory_and_processors_are_asked_for(tmp_path: Path, drivetrain: Call) -> None:
     more = ("--kubernetes", "--queue", "gpu", "--memory", "64Gi", "--cpus", "16", "--namespace", "team")
     documents = manifests(tmp_path, drivetrain, *more)
@@ -108,6 +128,8 @@ def test_a_queue_memory_and_processors_are_asked_for(tmp_path: Path, drivetrain:
         (("--image", "a", "--volume", "work"), ["--volume"]),
         (("--image", "a", "--volume", "w:/a", "--volume", "w:/b", "--memory", "much"), ["--volume", "--memory"]),
         (("--image", "a", "--volume", "work:/elsewhere"), ["output"]),
+        (("--image", "a", "--volume", "w:/dev/shm"), ["--volume"]),
+        (("--image", "a", "--volume", "w:/a", "--volume", "v:/a/"), ["--volume"]),
     ],
 )
 def test_what_loses_a_run_is_refused_at_once(
@@ -154,6 +176,7 @@ PLANTED: list[
     (f"{POD}.containers.0", "volumeMount", [], "volumeMount"),
     (f"{POD}.containers.0.volumeMounts.0", "name", "runfile", "no volume is called runfile"),
     (f"{POD}.volumes.0.configMap", "name", "other", "the ConfigMap other"),
+    (f"{POD}.volumes.1", "name", "run-file", "two are called run-file"),
     (f"{POD}.volumes.1.emptyDir", "medium", "memory", "medium"),
 ]
 
@@ -205,7 +228,10 @@ def test_what_is_no_manifest_is_refused(text: str, tmp_path: Path, drivetrain: C
 
 def test_a_runs_name_becomes_a_name_that_kubernetes_takes() -> None:
     assert object_name("Qwen2.5_7B SFT") == "qwen2-5-7b-sft"
-    assert object_name("训练") == "run"
+    assert re.fullmatch("run-[0-9a-f]{6}", object_name("训练"))
+    assert len({object_name(each) for each in ("训练", "评估", "Übung", "übung-2")}) == 4
+    assert object_name("2024_run") == "run-2024-run", "a service's name begins with a letter"
+    assert len(object_name("训" + "a" * 90)) <= 40
     assert len(object_name("a" * 90)) <= 40
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch import nn
 
-from drivetrain.measure.memory import TensorPeak, peaks, reset_peaks
+from drivetrain.measure.memory import RecentMemory, TensorPeak, peaks, reset_peaks
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -154,3 +155,36 @@ def test_the_resident_peak_is_of_the_time_since_the_reset() -> None:
     touch()
     grown = peaks(CPU)["resident"]
     assert 60 * MEBIBYTE < grown - small < 90 * MEBIBYTE
+
+
+def test_looks_at_a_gpus_memory_each_begin_a_peak_and_leave_that_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator's counters as PyTorch documents them: a reset sets the peak to what is in use."""
+    in_use, peak = 10, 10
+
+    def hold(bytes_: int) -> None:
+        nonlocal in_use, peak
+        in_use = bytes_
+        peak = max(peak, in_use)
+
+    def reset(_: torch.device) -> None:
+        nonlocal peak
+        peak = in_use
+
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda _: peak)
+    monkeypatch.setattr("torch.cuda.max_memory_reserved", lambda _: 2 * peak)
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", reset)
+    memory = RecentMemory(torch.device("cuda", 0))
+    hold(70)
+    hold(30)
+    assert memory.look() == {"allocated": 70, "reserved": 140}
+    hold(50)
+    hold(20)
+    assert memory.look() == {"allocated": 50, "reserved": 100}
+    assert memory.peaks() == {"allocated": 70, "reserved": 140}
+    hold(90)
+    assert memory.peaks() == {"allocated": 90, "reserved": 180}
+
+
+def test_on_a_cpu_a_look_is_what_is_resident_now() -> None:
+    now = psutil.Process().memory_info().rss
+    assert RecentMemory(CPU).look()["resident"] == pytest.approx(now, rel=0.2)

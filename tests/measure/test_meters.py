@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.communicator import Communicator
-from drivetrain.measure import flops, meters
+from drivetrain.measure import flops, memory, meters
 from drivetrain.measure.memory import TensorPeak
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
@@ -105,7 +105,7 @@ def test_a_failing_count_is_one_warning_and_a_blank(monkeypatch: pytest.MonkeyPa
     layer = nn.Linear(8, 4)
     expected, whole, _ = measured(layer)
     monkeypatch.setattr(flops, "formula_of", lambda _: failing)
-    monkeypatch.setattr(meters, "peaks", failing)
+    monkeypatch.setattr(memory, "peaks", failing)
     monkeypatch.setattr(meters, "matmul_rate", failing)
     found, summary, words = measured(layer)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

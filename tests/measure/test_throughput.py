@@ -46,6 +46,17 @@ def test_a_part_sums_its_seconds_also_when_it_fails() -> None:
     assert stopwatch.seconds["save"] < stopwatch.seconds["data"]
 
 
+def test_the_recent_seconds_of_parts_are_those_since_they_were_last_asked() -> None:
+    stopwatch = Stopwatch(torch.device("cpu"))
+    stopwatch._add("data", 2.0)
+    assert stopwatch.recent() == {"data": 2.0}
+    stopwatch._add("save", 0.5)
+    stopwatch._add("data", 1.0)
+    assert stopwatch.recent() == {"data": 1.0, "save": 0.5}
+    assert stopwatch.recent() == {}
+    assert stopwatch.seconds == {"data": 3.0, "save": 0.5}
+
+
 def test_the_matmul_rate_is_what_a_product_of_our_own_reaches() -> None:
     rate = matmul_rate(torch.device("cpu"), torch.float32)
     left, right = torch.ones(1024, 1024), torch.ones(1024, 1024)

@@ -27,6 +27,19 @@ def test_the_mean_is_the_processor_time_used_over_what_there_was(monkeypatch: py
     assert 1 >= busy.summary()["peak"] >= busy.summary()["mean"]
 
 
+def test_the_recent_share_is_that_since_it_was_last_asked() -> None:
+    sampler, shares = UtilisationSampler(CPU, every_seconds=1e9), iter([0.0, 0.2, 0.8, 0.8, 0.8])
+    sampler._source = SimpleNamespace(read=lambda: next(shares), extra=dict)  # type: ignore[assignment]
+    with sampler:
+        assert sampler.recent() is None, "no sample was taken"
+        sampler._take()
+        assert sampler.recent() == pytest.approx(0.2)
+        sampler._take()
+        sampler._take()
+        assert sampler.recent() == pytest.approx(0.8)
+        assert sampler.recent() is None
+
+
 def test_workers_count_as_the_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker whose processor time grows by a second; another that has ended."""
     spent = iter([0.0, 1.0])

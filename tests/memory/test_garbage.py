@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain.memory.garbage import collecting
+from drivetrain.memory import garbage
+from drivetrain.memory.garbage import collecting, importing
 
 
 class Circle:
@@ -84,3 +85,33 @@ def test_afterwards_all_is_as_before() -> None:
         assert gc.get_freeze_count() > frozen
         assert gc.get_threshold() != before
     assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
+
+
+def test_in_a_process_of_its_own_nothing_is_passed_over_while_it_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "_owns_process", True)
+    passes: list[str] = []
+
+    def note(phase: str, how: dict[str, Any]) -> None:
+        passes.append(f"{phase} {how['generation']}")
+
+    gc.callbacks.append(note)
+    try:
+        with importing():
+            kept = objects(30_000)
+            with importing():
+                kept += objects(30_000)
+            kept += objects(30_000)
+            assert passes == []
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > len(kept)
+    finally:
+        gc.callbacks.remove(note)
+        gc.unfreeze()
+
+
+def test_in_a_process_of_other_code_imports_change_nothing(full: list[int]) -> None:
+    with importing():
+        kept = [objects(30_000) for _ in range(30)]
+        assert full
+    assert gc.get_freeze_count() == 0
+    assert kept

@@ -12,7 +12,7 @@ from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from drivetrain.errors import UserError
-from drivetrain.models.transformers_classifiers import build_classifier, config_accepts, config_problems
+from drivetrain.models.transformers_classifiers import build_classifier
 
 IMAGES, TEXTS = "AutoModelForImageClassification", "AutoModelForSequenceClassification"
 RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
@@ -113,22 +113,6 @@ def test_a_missing_head_is_reported_for_texts_too(tmp_path: Path) -> None:
     assert "classifier.bias, classifier.weight" in reported[0]
 
 
-def test_all_unknown_keys_and_bad_values_are_reported_at_once() -> None:
-    given = {**RESNET, "hiden_sizes": [8], "depths": "x", "layer_type": "y", "num_labels": 3, "max_length": 5}
-    found = problems(config=given)
-    start = "workload.model.config."
-    assert set(found) == {start + key for key in ("hiden_sizes", "depths", "layer_type", "num_labels", "max_length")}
-    assert "did you mean hidden_sizes?" in found[start + "hiden_sizes"]
-    assert "'x' was given" in found[start + "depths"]
-    assert "not one of basic,bottleneck" in found[start + "layer_type"]
-
-
-def test_an_older_spelling_that_transformers_understands_is_no_unknown_key() -> None:
-    llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 2, "rope_theta": 5000.0}
-    assert config_problems(TEXTS, llama, "config") == []
-    assert [p.field for p in config_problems(TEXTS, {**llama, "rope_tetta": 1.0}, "config")] == ["config.rope_tetta"]
-
-
 def test_values_that_do_not_go_together_are_reported() -> None:
     found = problems(auto_class=TEXTS, config={**BERT, "hidden_size": 33})
     assert "33" in found["workload.model.config"]
@@ -139,21 +123,6 @@ def test_a_value_that_breaks_inside_the_architecture_is_reported() -> None:
         "'no_such_activation'"
         in problems(config={**RESNET, "hidden_act": "no_such_activation"})["workload.model.config"]
     )
-
-
-@pytest.mark.parametrize(
-    ("model_type", "words"),
-    [("resnett", "did you mean resnet"), ("llama", "no ImageClassification head"), (None, "required")],
-)
-def test_a_model_type_that_cannot_classify_images_is_reported(model_type: str | None, words: str) -> None:
-    assert words in problems(config={"model_type": model_type})["workload.model.config.model_type"]
-
-
-def test_config_accepts_says_which_fields_an_architecture_has() -> None:
-    assert config_accepts({"model_type": "vit"}, "image_size")
-    assert not config_accepts({"model_type": "resnet"}, "image_size")
-    assert config_accepts({"model_type": "resnet"}, "num_channels")
-    assert not config_accepts({"model_type": "no such"}, "num_channels")
 
 
 def test_a_folder_that_is_no_model_is_reported(tmp_path: Path, saved: Path) -> None:

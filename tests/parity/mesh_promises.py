@@ -28,7 +28,7 @@ from drivetrain.engines.base import Engine
 from drivetrain.engines.mesh import topology
 from drivetrain.engines.mesh.engine import MeshEngine
 from drivetrain.tracking.events import Event, Warned
-from drivetrain.training.loop import Progress
+from drivetrain.training.progress import Progress
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.workloads.base import BestMetric, Workload
 from drivetrain.workloads.sample_scores import SampleScores

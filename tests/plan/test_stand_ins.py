@@ -58,6 +58,17 @@ def test_samples_and_length_stand_for_data_that_are_not_there(tmp_path: Path, ki
     assert row.overrides == ()
 
 
+def test_a_large_number_is_made_of_a_few_samples_that_repeat(tmp_path: Path) -> None:
+    file = run_file(tmp_path, language())
+    with with_made_data(file, 300_000, 32) as made:
+        data = json.loads(made.read_text())["workload"]["data"]
+        assert Path(data["train"]).stat().st_size <= 2**18
+        plan = plan_as_asked(made, [[]], Traced(this_machine(catalogue())))
+    assert plan.steps == 2 * 300_000 / 8
+    assert plan.rows[0].costs is not None
+    assert plan.rows[0].costs.tokens == 8 * 32
+
+
 def test_one_without_the_other_and_other_workloads_are_refused(tmp_path: Path) -> None:
     file = run_file(tmp_path, language())
     with pytest.raises(UserError, match="--length"):

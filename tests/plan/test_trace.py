@@ -14,11 +14,12 @@ from drivetrain.config import engines as config
 from drivetrain.engines import traced_ddp
 from drivetrain.engines.autograd import AutogradEngine
 from drivetrain.plan.catalogue import catalogue
+from drivetrain.plan.deep_trace import Tracer
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.estimator import NotPlanned
 from drivetrain.plan.machines import this_machine
 from drivetrain.plan.step_costs import StepCosts
-from drivetrain.plan.trace import Untraceable, fullest_step_costs, step_costs
+from drivetrain.plan.trace import Untraceable, step_costs
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.assemble import read_workload
 from tests.plan.measured import measured_peak, measured_peaks, read_run
@@ -128,7 +129,7 @@ def test_parts_add_up_to_the_peak_and_are_what_the_engine_holds(run_file: str) -
 
 def test_flops_and_collectives_are_counted(run_file: str) -> None:
     run = read_run(run_file, ["engine=ddp", "processes=2"])
-    costs = fullest_step_costs(run, detect(), read_workload(run, training=True))
+    costs = Tracer().fullest_step_costs(run, detect(), read_workload(run, training=True))
     sizes = {name: p.numel() for name, p in read_workload(run, training=True).build_model().named_parameters()}
     products = sum(size for name, size in sizes.items() if "norm" not in name and "embed" not in name)
     assert costs.tokens is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,23 @@ def test_two_ranks_show_what_they_exchange(run_file: Path) -> None:
     assert all(rank["exchange"] > 0 for rank in found["ranks"])
     assert all(rank["exposed_exchange"] <= rank["exchange"] for rank in found["ranks"])
     assert sorted(each.name for each in Path("here").glob("*.gz")) == ["rank-0.trace.json.gz", "rank-1.trace.json.gz"]
+
+
+def test_a_run_of_one_step_is_profiled_as_a_longer_one_and_says_so(run_file: Path) -> None:
+    found = profiled(str(run_file), "loop.steps=1", "--steps", "2")
+    assert found["steps"] == 2
+    assert found["plain_seconds"] > 0
+    assert [each for each in found["notes"] if "the run is shorter than the steps that are taken" in each]
+    assert not [each for each in profiled(str(run_file), "--steps", "2")["notes"] if "shorter" in each]
+
+
+def test_the_pages_of_plan_and_profile_share_one_style() -> None:
+    """Each has rules of its own beside those that are shared, and repeats none of them."""
+    shared = files("drivetrain.plan").joinpath("page_style.css").read_text(encoding="utf-8").splitlines()
+    for package in ("drivetrain.plan", "drivetrain.profile"):
+        lines = files(package).joinpath("page.html").read_text(encoding="utf-8").splitlines()
+        assert "{{ style }}" in lines
+        assert not {*shared} & {*lines}
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_any_step(run_file: Path) -> None:

@@ -39,6 +39,19 @@ def odd(completions: list[str]) -> Any:
     return [values.get(text, 1) for text in completions]
 
 
+def patient(completions: list[str]) -> list[float]:
+    if "slow" in completions:
+        time.sleep(3)
+    return [0.0] * len(completions)
+
+
+def flaky(completions: list[str], file: str) -> list[float]:
+    """Fails until there is a file; notes each answer that it is asked about then."""
+    if not Path(file).exists():
+        raise OSError("the service is down")
+    return counted(completions, file)
+
+
 def counted(completions: list[str], file: str) -> list[float]:
     """Notes each answer that it is asked about."""
     with Path(file).open("a") as lines:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -11,6 +13,7 @@ import pytest
 from drivetrain.config.reinforcement import Reward
 from drivetrain.errors import UserError
 from drivetrain.rewards.asking import AskedReward, Group, Scored
+from drivetrain.workloads.rewarding import Rewarding
 
 ODD = ["fine", "raise", "exit", "crash", "hang", "nan", "none", "words"]
 
@@ -69,6 +72,28 @@ def test_a_wrong_count_is_a_failure_with_both_numbers() -> None:
 def test_a_function_that_cannot_be_called_is_refused_before_any_answer(use: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
         AskedReward(Reward(use=use), 0).start()
+
+
+def test_waiting_for_one_of_three_processes_takes_no_processor_time() -> None:
+    """The middle one is slow: the first and the last have ended long before."""
+    before = time.thread_time()
+    asked([["a"], ["slow"], ["b"]], use="tests.rewards.scores:patient", processes=3)
+    assert time.thread_time() - before < 1
+
+
+def test_all_processes_of_all_rewards_start_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their module waits, as it is imported, until five of them import it."""
+    monkeypatch.setenv("STARTED_TOGETHER", f"{tmp_path} 5")
+    rewards = [{"use": "tests.rewards.started:zeros", "processes": 3}]
+    rewards.append({**rewards[0], "processes": 2, "name": "other"})
+    Rewarding([Reward.model_validate(each) for each in rewards]).start()
+
+
+def test_all_functions_that_cannot_be_called_are_refused_at_once() -> None:
+    uses = ("tests.rewards.scores:nothing", "exact_match", "tests.rewards.scores:needs_more")
+    with pytest.raises(UserError) as refused:
+        Rewarding([Reward(use=each) for each in uses]).start()
+    assert [each.field.split(".")[-2] for each in refused.value.problems] == ["0", "2"]
 
 
 def test_processes_end_with_the_reward() -> None:

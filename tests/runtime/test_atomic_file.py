@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +57,18 @@ def test_a_path_leads_where_its_links_lead_and_one_that_leads_nowhere_is_as_it_w
     assert followed(tmp_path / "link") == followed(str(tmp_path / "file")) == (tmp_path / "file").resolve()
     for nowhere in (tmp_path / "round", Path("a\0b")):
         assert followed(nowhere).name == nowhere.name
+
+
+def test_two_threads_that_write_one_file_leave_one_whole_text(tmp_path: Path) -> None:
+    both = threading.Barrier(2)
+    texts = ["a" * 1000, "b" * 2000]
+
+    def write(text: str) -> None:
+        for _ in range(50):
+            both.wait()
+            write_whole(tmp_path / "file", text)
+            assert (tmp_path / "file").read_text() in texts
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, texts))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

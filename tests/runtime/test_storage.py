@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from drivetrain.runtime import storage
+from tests.tiny_language import LLAMA, write_lines
+from tests.workloads.policy_cases import ROWS
 
 BY = {"runtime/storage.py", "runtime/atomic_file.py", "runtime/lock.py"}
 WATCHED = """
@@ -33,13 +35,13 @@ def watch(event, given):
     while frame is not None and PACKAGE not in frame.f_code.co_filename:
         frame = frame.f_back
     by = frame.f_code.co_filename.rpartition(PACKAGE)[2] if frame else "no file of the package"
-    if by.startswith("workloads/") and ".partial-" in path:
+    if by.startswith(("workloads/", "models/")) and ".partial-" in path:
         return  # what a workload puts beside the weights, into the folder that is written aside
     seen.add((by, event, Path(path).name))
 
 sys.addaudithook(watch)
 from drivetrain.cli import main
-for words in ("loop.steps=6", "loop.steps=9 --resume", "loop.steps=3 --overwrite"):
+for words in sys.argv[1:]:
     try:
         main(["train", "run.yaml", *words.split(), "--quiet"])
     except SystemExit as ended:
@@ -67,14 +69,45 @@ checkpoints: {every_steps: 2, keep_last: 1}
 """
 
 
+REWARDED = {
+    "workload": {
+        "type": "language_model",
+        "stage": "grpo",
+        "model": {"config": LLAMA},
+        "data": {"train": "rows.jsonl", "template": "plain", "length": 24, "cache": "cache"},
+        "reinforcement": {"rewards": {"use": "length", "options": {"most": 8, "over": 8}}, "max_new_tokens": 4},
+    },
+    "output": "out",
+    "batch_size": 2,
+    "loop": {"steps": 5},
+    "optimizer": {"name": "adamw", "lr": 0.01},
+    "evaluation": {"every_steps": 5},
+    "checkpoints": {"every_steps": 1, "keep_last": 1, "keep_best": 0},
+}
+
+
+def watched(folder: Path, *commands: str) -> list[tuple[str, str, str]]:
+    """Returns (file of the package, event, name) of all that these trainings changed in the run's folder."""
+    command = [sys.executable, "-c", WATCHED, *commands]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return [tuple(each) for each in json.loads((folder / "seen.json").read_text())]
+
+
+def test_answers_and_rewards_are_kept_through_the_storage_and_do_not_grow_with_the_run(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", ROWS)
+    (tmp_path / "run.yaml").write_text(json.dumps(REWARDED))
+    seen = watched(tmp_path, "loop.steps=5")
+    assert not [each for each in seen if each[0] not in BY]
+    assert "rank-0.jsonl" in {name for by, event, name in seen if by == "runtime/storage.py" and event == "open"}
+    kept = (tmp_path / "out" / "journal" / "rank-0.jsonl").read_text().splitlines()
+    assert {json.loads(line)[0] for line in kept} == {4}, "those that the checkpoint of step 4 covers are gone"
+
+
 def test_all_that_a_run_writes_in_its_folder_goes_through_the_storage(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(MODULE)
     (tmp_path / "run.yaml").write_text(RUN)
-    done = subprocess.run(
-        [sys.executable, "-c", WATCHED], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    seen = [tuple(each) for each in json.loads((tmp_path / "seen.json").read_text())]
+    seen = watched(tmp_path, "loop.steps=6", "loop.steps=9 --resume", "loop.steps=3 --overwrite")
     assert not [each for each in seen if each[0] not in BY]
     files = {name for by, event, name in seen if by == "runtime/storage.py" and event == "open"}
     assert {"events.jsonl", "model.safetensors", "optimizer.json", "manifest.json"} <= files, "the hook saw them"

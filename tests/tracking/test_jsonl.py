@@ -24,6 +24,7 @@ from drivetrain.tracking.events import (
     Evaluated,
     Event,
     Generated,
+    RolledOut,
     RunFinished,
     RunStarted,
     StepDone,
@@ -64,6 +65,21 @@ def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
         resumed.handle(event)
     steps = [(e["step"], e["loss"]) for e in read_events(tmp_path / FILE_NAME) if e["event"] == "step"]
     assert steps == [(n, 1.0 if n <= 5 else 2.0) for n in range(1, 9)]
+
+
+def test_answers_made_after_the_checkpoint_that_a_run_resumes_from_are_reported_once(tmp_path: Path) -> None:
+    """The checkpoint of step 4 was saved before the answers for the steps after 4 were made; they are made again."""
+    before = [RolledOut(step, {"reward": 0.0}, [{"answer": "a"}]) for step in (0, 2, 4)]
+    evaluated = [Generated(4, [{"prompt": "p", "answer": "b"}])]
+    tracker = JsonlTracker(tmp_path)
+    for event in (started(), *before[:2], *evaluated, before[2]):
+        tracker.handle(event)
+    resumed = JsonlTracker(tmp_path)
+    for event in (started(first_step=4), before[2]):
+        resumed.handle(event)
+    assert [each["step"] for each in read_events(tmp_path / FILE_NAME) if each["event"] == "rollout"] == [0, 2, 4]
+    samples = [json.loads(line) for line in (tmp_path / SAMPLES).read_text().splitlines()]
+    assert [(each["step"], each["answer"]) for each in samples] == [(0, "a"), (2, "a"), (4, "b"), (4, "a")]
 
 
 def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:

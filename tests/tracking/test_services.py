@@ -185,6 +185,13 @@ def test_curves_of_scaled_steps_and_several_losses_have_names_of_their_own() -> 
         "train/skipped_steps": 2.0,
         "train/loss_sft": 1.0,
     }
+    device = {"memory": {"allocated": 1024}, "utilisation": 0.5, "seconds_by_part": {"data": 0.25}}
+    measured = curves_of(StepDone(**{**vars(event), **device}))
+    assert {key: measured[key] for key in measured.keys() - plain.keys()} == {
+        "device/allocated_bytes": 1024.0,
+        "device/utilisation": 0.5,
+        "seconds/data": 0.25,
+    }
     assert curves_of(RolledOut(3, {"reward": 0.5}, [{"answer": "a"}])) == {"answers/reward": 0.5}
     assert curves_of(RunFinished("completed", 1, "")) == {}
 

@@ -26,7 +26,9 @@ from drivetrain.optim.schedules import lr_factor
 from drivetrain.runtime.hardware import detect
 from drivetrain.runtime.signals import StopRequest
 from drivetrain.tracking.events import Evaluated, Event, StepDone
-from drivetrain.training.loop import LoopHooks, Progress, train
+from drivetrain.training.hooks import LoopHooks
+from drivetrain.training.loop import train
+from drivetrain.training.progress import Progress
 from drivetrain.training.report import Status
 from drivetrain.workloads.base import BestMetric
 from tests.device import on

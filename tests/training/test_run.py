@@ -26,7 +26,7 @@ from drivetrain.tracking.build import EventStream, build_trackers
 from drivetrain.tracking.events import StepDone
 from drivetrain.tracking.jsonl import read_events
 from drivetrain.training import run
-from drivetrain.training.loop import Progress
+from drivetrain.training.progress import Progress
 from drivetrain.training.run_report import effective
 from tests.launch.test_start import finished, losses, prepared, report
 from tests.ranks import RankPool

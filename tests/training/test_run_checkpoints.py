@@ -22,7 +22,7 @@ from drivetrain.distributed.communicator import Communicator
 from drivetrain.errors import RunError, UserError
 from drivetrain.tracking.events import CheckpointSaved, Event, Warned
 from drivetrain.training import run_checkpoints
-from drivetrain.training.loop import Progress
+from drivetrain.training.progress import Progress
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.workloads.base import BestMetric
 from tests.parity.cases import Case
@@ -285,3 +285,19 @@ def test_a_resumed_run_keeps_the_order_of_the_data(change: dict[str, Any], repor
     Training(tmp_path).checkpoints.save(Progress(step=1))
     with pytest.raises(UserError, match=reported):
         Training(tmp_path, **change).checkpoints.restore()
+
+
+def test_steps_that_no_resumed_run_makes_again_are_those_before_the_oldest_of_the_newest_checkpoints(
+    tmp_path: Path,
+) -> None:
+    first, covered = Training(tmp_path, checkpoints={"keep_last": 2, "asynchronous": False}), []
+    progress = Progress()
+    for _ in range(3):
+        first.checkpoints.save(first.train(progress, 2))
+        covered.append(first.checkpoints.covered())
+    assert covered == [0, 2, 4]
+    second = Training(tmp_path, checkpoints={"keep_last": 2, "asynchronous": False})
+    again = second.checkpoints.restore()
+    assert second.checkpoints.covered() == 0, "that of step 4 may be damaged, and none before it is known"
+    second.checkpoints.save(second.train(again, 1))
+    assert second.checkpoints.covered() == 6

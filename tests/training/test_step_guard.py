@@ -29,8 +29,10 @@ from drivetrain.engines.base import Engine, StepResult
 from drivetrain.errors import RunError
 from drivetrain.optim.schedules import lr_factor
 from drivetrain.tracking.jsonl import read_events
+from drivetrain.training.hooks import LoopHooks
 from drivetrain.training.inspect_step import inspected
-from drivetrain.training.loop import LoopHooks, Progress, train
+from drivetrain.training.loop import train
+from drivetrain.training.progress import Progress
 from drivetrain.training.step_guard import Anomaly, PendingNumbers, Recent, Watch, end_if_stopped
 from drivetrain.workloads.base import BestMetric
 from drivetrain.workloads.shown import in_words
@@ -128,6 +130,9 @@ class Timeless:
 
     def recent_rate(self) -> float:
         return 0.0
+
+    def recent(self) -> dict[str, Any]:
+        return {}
 
 
 def trained(engine: Engine, run: RunConfig, work: TinyWorkload, progress: Progress, until: int) -> list[Anomaly]:

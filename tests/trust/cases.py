@@ -43,7 +43,7 @@ from drivetrain.models.preprocessing import expected_by
 from drivetrain.models.transformers_classifiers import build_classifier
 from drivetrain.replay import replay
 from drivetrain.tracking.jsonl import read_events
-from drivetrain.training.loop import Progress
+from drivetrain.training.progress import Progress
 from tests.checkpoint.test_run_state import seal
 from tests.tiny_language import LLAMA, ROWS, workload
 from tests.training.test_run_checkpoints import Training

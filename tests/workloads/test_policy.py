@@ -13,16 +13,19 @@ from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
-from drivetrain.errors import UserError
+from drivetrain.errors import RunError, UserError
+from drivetrain.generation import local_forward
 from drivetrain.generation.passes import Passes
 from drivetrain.runtime.journal import Journal
-from drivetrain.training.evaluation import evaluate
+from drivetrain.training.evaluation import Evaluations, evaluate
+from drivetrain.training.progress import Progress
 from drivetrain.training.windows import stand_in_window
 from drivetrain.workloads.policy import PolicyWorkload
+from drivetrain.workloads.rewarding import _Failures
 from tests.parity.policy_cases import run_config
-from tests.tiny_language import LLAMA
+from tests.tiny_language import LLAMA, write_lines
 from tests.tiny_workload import tiny_engine
-from tests.workloads.policy_cases import LONGEST, built, log_probabilities, workload
+from tests.workloads.policy_cases import LONGEST, ROWS, built, log_probabilities, workload
 
 LETTERS = {"use": "tests.rewards.scores:letters"}
 
@@ -70,6 +73,68 @@ def test_what_a_journal_has_is_neither_answered_nor_rewarded_again(tmp_path: Pat
     assert file.read_text() == asked
     made_of(work, passes_of(work, Journal(tmp_path / "j", 0, "other settings"))[1])
     assert len(file.read_text()) > len(asked)
+
+
+def test_a_reward_that_failed_is_asked_for_again_and_the_others_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "asked.txt"
+    rewards = [LETTERS, {"use": "tests.rewards.scores:flaky", "options": {"file": str(file)}}]
+    work = workload(tmp_path, rewards=rewards)
+    with pytest.raises(RunError, match="the reward flaky failed for all 6 answers: OSError: the service is down"):
+        made_of(work, passes_of(work, Journal(tmp_path / "j", 0, "a"))[1])
+    file.touch()
+    work = workload(tmp_path, rewards=rewards)
+    found = made_of(work, passes_of(work, Journal(tmp_path / "j", 0, "a"))[1])
+    assert not [each["failures"] for group in found for each in group if each["failures"]]
+    assert len(file.read_text().splitlines()) == 6
+    made_of(work, passes_of(work, Journal(tmp_path / "j", 0, "a"))[1])
+    assert len(file.read_text().splitlines()) == 6
+
+
+class _OfOtherRanks(Passes):
+    """Passes of a rank beside another one."""
+
+    other: Any
+
+    def of_data_ranks(self, value: Any) -> list[Any]:
+        return [value, self.other]
+
+
+def test_a_reward_that_fails_on_one_rank_alone_does_not_end_the_run(tmp_path: Path) -> None:
+    work = workload(tmp_path, rewards=[{"use": "regex", "options": {"pattern": "("}}])
+    passes = _OfOtherRanks(tiny_engine(work), work, Communicator(), 4)
+    passes.other = [_Failures(3, 2, "why")]
+    made_of(work, passes)
+    passes.other = [_Failures(3, 3, "why")]
+    with pytest.raises(RunError, match="the reward regex failed for all 9 answers"):
+        made_of(work, passes)
+
+
+def test_the_models_cache_is_tried_once_in_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    agree = local_forward._agree
+    monkeypatch.setattr(local_forward, "_agree", lambda *given: tried.append(1) or agree(*given))
+    work = workload(tmp_path, rewards=LETTERS)
+    engine, passes = passes_of(work)
+    made_of(work, passes)
+    made_of(work, passes)
+    evaluate(run_config(), work, engine)
+    assert tried == [1]
+
+
+def test_in_a_mixture_each_answer_is_rewarded_once_an_evaluation(tmp_path: Path) -> None:
+    file = tmp_path / "asked.txt"
+    sets = [{"path": write_lines(tmp_path / f"{name}.jsonl", ROWS[:4])} for name in ("one", "two")]
+    reward = {"use": "tests.rewards.scores:counted", "options": {"file": str(file)}}
+    data = {"train": [{**each, "weight": 1} for each in sets], "evaluation": sets, "evaluation_fraction": 0}
+    work = workload(tmp_path, rewards=reward, data=data)
+    engine, _ = passes_of(work)
+    run, events, progress = run_config(), list[Any](), Progress()
+    values = Evaluations(run, work, engine, work.order(2, 0, by_epochs=False), progress, events.append)()
+    assert len(file.read_text().splitlines()) == 8
+    assert [*progress.by_set] == ["one.jsonl", "two.jsonl"]
+    parts = [each["reward"] for each in progress.by_set.values()]
+    assert values["reward"] == pytest.approx(sum(parts) / 2)
+    assert [*progress.by_set.values()] == [evaluate(run, work, engine, part) for part in work.evaluation_parts.values()]
 
 
 def reward_folder(folder: Path, work: PolicyWorkload, labels: int = 1) -> Path:

@@ -79,6 +79,34 @@ def test_both_terms_and_their_gradients_are_the_papers(tmp_path: Path, packing: 
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+def test_the_policy_runs_once_over_a_batch_of_answers(tmp_path: Path) -> None:
+    work = workload(tmp_path, temperature=1.5)
+    torch.manual_seed(3)
+    model, head = work.build_model().eval(), nn.Linear(32, 1)
+    samples = [{**each, "learned": 1} for each in made()]
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        found = work._known(model, work.collate(samples), LossContext({"value": head}))
+        assert len(calls) == 1
+        for each, sample in zip(found, samples, strict=True):
+            torch.testing.assert_close(each["old"], log_probabilities(model, sample, 1.5), rtol=1e-4, atol=1e-5)
+            assert len(each["old_values"]) == len(each["old"])
+
+
+def test_a_run_does_not_warn_of_groups(tmp_path: Path) -> None:
+    work = workload(tmp_path, rewards=LETTERS, answers=1)
+    torch.manual_seed(3)
+    passes = Passes(tiny_engine(work), work, Communicator(), 4)
+    for step in range(6):
+        work.keep_made(
+            step, [each for group in work.make_samples([work.train.load(0, 0)], [step], passes) for each in group]
+        )
+        report = work.rollout()
+        assert not [each for each in report.warnings if "groups" in each]
+        assert "groups_without_signal" not in report.metrics
+
+
 def test_an_answers_reward_comes_at_its_end_less_the_divergence_on_the_way(tmp_path: Path) -> None:
     work = workload(tmp_path, rewards=LETTERS, beta=0.3)
     torch.manual_seed(3)

@@ -51,6 +51,18 @@ def test_means_are_over_answers_and_tokens() -> None:
     }
 
 
+def test_where_groups_are_not_compared_nothing_is_reported_of_them() -> None:
+    made = [{"ids": torch.zeros(3), "prompt": 2, "truncated": 0, "values": {}, "failures": {}, "old": torch.zeros(1)}]
+    for each in made:
+        each["reference"] = torch.zeros(0)
+    found = rollout_metrics(made, torch.ones(1, 1), [], by_groups=False)
+    assert not found.keys() & {"reward_deviation", "groups_without_signal"}
+    history = History()
+    for _ in range(9):
+        history.add(found)
+        assert history.warnings() == []
+
+
 def test_a_usual_course_is_not_remarked_on() -> None:
     assert warned(*({"reward": 0.3 + 0.01 * number} for number in range(30))) == []
 

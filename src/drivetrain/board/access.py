@@ -21,6 +21,7 @@ from typing import Literal
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from drivetrain.board.ended_sessions import EndedSessions
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.web.keys import SHORTEST, WRONG_A_MINUTE
 from drivetrain.web.limits import CALLER, Buckets
@@ -47,11 +48,12 @@ class User:
 
 
 class Access:
-    """The users of a board. users: by the SHA-256 of their tokens in hex. secret: signs cookies."""
+    """The users of a board. users: by the SHA-256 of their tokens in hex. secret: signs cookies. ended: the file of
+    sessions that were ended by a logout."""
 
-    def __init__(self, users: Mapping[str, User], secret: bytes, cookie: str) -> None:
+    def __init__(self, users: Mapping[str, User], secret: bytes, cookie: str, ended: Path | None = None) -> None:
         self._users, self._secret, self.cookie = dict(users), secret, cookie
-        self._gone: dict[str, float] = {}  # cookies of users who logged out, until they would have ended
+        self._ended = EndedSessions(ended)
         self._wrong = Buckets(WRONG_A_MINUTE)
 
     def of_token(self, token: str, address: str) -> User:
@@ -77,7 +79,7 @@ class Access:
 
     def of_cookie(self, value: str) -> User | None:
         parts = value.split(".")
-        if len(parts) != 4 or value in self._gone:
+        if len(parts) != 4 or value in self._ended:
             return None
         name, ends, nonce, signature = parts
         if not ends.isdecimal() or len(ends) > 12 or int(ends) < time.time():
@@ -90,9 +92,9 @@ class Access:
         return None
 
     def end(self, value: str) -> None:
-        """Ends a cookie before its time."""
-        now = time.time()
-        self._gone = {each: ends for each, ends in self._gone.items() if ends > now} | {value: now + SECONDS}
+        """Ends the session of a cookie before its time, also for later starts of the server; other texts are none."""
+        if self.of_cookie(value) is not None:
+            self._ended.add(value, time.time() + SECONDS)
 
     def _signature(self, user: User, ends: str, nonce: str) -> str:
         token = next(each for each, other in self._users.items() if other == user)

@@ -11,11 +11,11 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from drivetrain import __version__
 from drivetrain.board import form_routes, job_routes, queue_routes, run_routes
-from drivetrain.board.access import Access, LoginGuard, cookies_of
+from drivetrain.board.access import USER, Access, LoginGuard, cookies_of
 from drivetrain.board.answers import Json, user_of
 from drivetrain.board.audit import Audit
 from drivetrain.board.board import Board
@@ -30,6 +30,8 @@ from drivetrain.web.response_headers import ResponseHeaders
 from drivetrain.web.scopes import address_of
 
 OPEN = ("/login", "/static/login.js", "/static/login.css", "/static/icon.svg")
+MOST_LOGIN = 8 << 10  # bytes of a body of which it is not known yet who sends it
+MOST_JSON = 32 << 20  # of one that is no upload: 200 texts to predict for, with each sign as six
 MOST_UPLOAD = 64 << 20
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -64,10 +66,17 @@ def application(board: Board, access: Access, audit: Audit, guards: Guards) -> A
     queue_routes.add(app, board)
     run_routes.add(app, board)
     job_routes.add(app, board)
-    found: ASGIApp = BodyGuard(audit.around(app), guards.bodies)
+    found: ASGIApp = BodyGuard(audit.around(app), guards.bodies, most_bytes)
     found = LoginGuard(found, access, OPEN)
     found = BrowserGuard(found, guards.names, guards.addresses)
     return BasePath(ResponseHeaders(found, POLICY), guards.base)
+
+
+def most_bytes(scope: Scope) -> int:
+    """Returns how long the body of a request may be."""
+    if scope.get(USER) is None:
+        return MOST_LOGIN
+    return MOST_UPLOAD if scope["path"] == "/api/uploads" else MOST_JSON
 
 
 class BasePath:

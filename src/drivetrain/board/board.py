@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,14 +13,14 @@ from drivetrain.board.detect import ThisMachine
 from drivetrain.board.entries import RUN_FILE, Asked, Entry, id_of, now
 from drivetrain.board.feed import Feed
 from drivetrain.board.files import Uploads
+from drivetrain.board.foreign import axes_problems, foreign_problems, named_places
+from drivetrain.board.places import Places, followed
 from drivetrain.board.queue import Queue, digest_of, unknown_devices
 from drivetrain.board.runs import Runs
 from drivetrain.board.verbs import VerbProcess
 from drivetrain.config.run import RunConfig
-from drivetrain.config.texts import texts
 from drivetrain.errors import Problem, UserError
 from drivetrain.runtime.run_folder import RunFolder
-from drivetrain.trust.named_code import named_code
 from drivetrain.web.refusals import Refusal
 
 OWN = ".board"  # folder of the board's own files, within the folder of runs
@@ -69,34 +68,53 @@ class Board:
 
     def close(self) -> None:
         """Ends the board; what runs goes on."""
+        self.verbs.close()
         self.feed.close()
         self.queue.close()
 
-    def check(self, text: str) -> run_file.Checked:
-        return run_file.check(text, self.machine.machine())
+    def check(self, user: User, text: str) -> run_file.Checked:
+        """Returns what the schema and the rules of this machine find. Files that the user may not name are refused
+        before any is read."""
+        problems = self._named_problems(user, text)
+        return run_file.Checked(None, problems, []) if problems else run_file.check(text, self.machine.machine())
 
-    def usable(self, user: User, text: str) -> RunConfig:
-        """Returns the run of a run file that this user may read data and train with. Raises UserError with all
-        problems."""
-        checked = self.check(text)
+    def refuse_named(self, user: User, text: str) -> None:
+        """Raises UserError for files that a run file names and that the user may not name. No file is read."""
+        if problems := self._named_problems(user, text):
+            raise UserError(problems)
+
+    def _named_problems(self, user: User, text: str) -> list[Problem]:
+        return [] if self._is_trusted(user) else named_places(run_file.values_of(text), self.run_places)
+
+    def usable(self, user: User, text: str, axes: Sequence[str] = ()) -> RunConfig:
+        """Returns the run of a run file that this user may read data and train with. axes: of a plan, which change it.
+        Raises UserError with all problems."""
+        checked = self.check(user, text)
         if checked.run is None or checked.problems:
             raise UserError(checked.problems)
-        self.refuse_foreign(user, checked.run)
+        self.refuse_foreign(user, checked.run, axes)
         return checked.run
 
-    def refuse_foreign(self, user: User, run: RunConfig) -> None:
-        """Raises UserError for Python, and for files outside the board's folders, that an operator's run file names:
-        both would be read as the user who started the board."""
-        if self.operators_code or user.may("administrator"):
+    def refuse_foreign(self, user: User, run: RunConfig, axes: Sequence[str] = ()) -> None:
+        """Raises UserError for Python, and for files outside the board's folders, that an operator's run file names."""
+        if self._is_trusted(user):
             return
-        fix = "ask the administrator, who can start the board with --operators-code"
-        problems = [Problem(each.field, f"names Python code, {each.name}", fix) for each in named_code(run)]
-        roots = (self.root.resolve(), *self.data)
-        for place in existing(texts(run.model_dump(mode="json", exclude={"name", "output"}))):
-            if not any(place.is_relative_to(root) for root in roots):
-                problems.append(Problem("yaml", f"{place} lies outside the folders of this board", fix))
+        problems = [*foreign_problems(run, self.run_places), *axes_problems(axes, self.run_places)]
         if problems:
             raise UserError(problems)
+
+    def _is_trusted(self, user: User) -> bool:
+        return user.may("administrator") or (self.operators_code and user.may("operator"))
+
+    @property
+    def data_places(self) -> Places:
+        """Where the file picker and the forms for a trained run may lead."""
+        return Places(tuple(map(followed, self.data)), followed(self.root / OWN))
+
+    @property
+    def run_places(self) -> Places:
+        """Where run files of operators may lead."""
+        return Places((followed(self.root), *map(followed, self.data)), followed(self.root / OWN))
 
     def train(self, user: User, key: str, text: str, devices: list[str] | None) -> tuple[Entry, bool]:
         """Queues a training. Raises UserError with all problems of the run file."""
@@ -124,7 +142,7 @@ class Board:
             if "resume" not in summary["can"]:
                 raise Refusal(409, f"the run is {summary['status']} and cannot go on", "cannot_resume")
             file, text = self.runs.run_file(run), self.runs.submitted(run)
-            checked = self.check(run_file.edited(text, {}, ["output"]))
+            checked = self.check(user, run_file.edited(text, {}, ["output"]))
             if checked.run is None:
                 raise UserError(checked.problems)
             self.refuse_foreign(user, checked.run)
@@ -162,6 +180,13 @@ class Board:
             resume=resume,
         )
 
+    def delete(self, user: User, run: str) -> int:
+        """Deletes a run and its entries. Returns the bytes that it had."""
+        refuse_others(user, self.runs.one(run)["owner"])
+        size = self.runs.delete(run, self.queue.with_lock())
+        self.curves.forget(self.runs.folder(run))
+        return size
+
     def stop(self, user: User, run: str, at_once: bool) -> Entry:
         """Asks the keeper of a run to end it."""
         summary = self.runs.one(run)
@@ -173,6 +198,18 @@ class Board:
             raise Refusal(409, why, "cannot_stop")
         entry = self.queue.entries.one(summary["entry"])
         assert entry is not None
+        self.queue.entries.stop(entry, user.name, at_once)
+        return self.queue.entries.one(entry.id) or entry
+
+    def end(self, user: User, entry: Entry) -> Entry:
+        """Asks the keeper of an evaluation, predictions, an export or a chat to end it: they leave nothing to save. A
+        chat first ends its answers, and at once when it is asked again."""
+        refuse_others(user, entry.asked.owner)
+        if entry.asked.verb == "train":
+            raise Refusal(409, "it is a training: stop it on the page of its run", "cannot_stop")
+        if entry.state not in ("running", "stopping"):
+            raise Refusal(409, f"the entry is {entry.state}, and does not run", "not_running")
+        at_once = entry.asked.verb != "serve" or entry.state == "stopping"
         self.queue.entries.stop(entry, user.name, at_once)
         return self.queue.entries.one(entry.id) or entry
 
@@ -189,10 +226,3 @@ def refuse_others(user: User, owner: str | None) -> None:
     if owner != user.name and not user.may("administrator"):
         whose = "was started at the command line" if owner is None else f"belongs to {owner}"
         raise Refusal(403, f"it {whose}: its owner or an administrator may do that", "not_yours")
-
-
-def existing(named: Iterable[str]) -> Iterator[Path]:
-    """Yields the files and folders that are there under these names, links followed."""
-    for text in named:
-        with contextlib.suppress(OSError, RuntimeError, ValueError):
-            yield Path(text).expanduser().resolve(strict=True)

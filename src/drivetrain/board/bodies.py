@@ -75,14 +75,19 @@ class Evaluate(Body):
     devices: Devices = None
 
 
+# a text with line ends would come back as several: those are sent as a file of rows
+Line = Annotated[str, Field(max_length=20_000, pattern=r"^[^\n\r]*[^\s][^\n\r]*$")]
+
+
 class Predict(Body):
-    """upload: its id; path: within the board's data; rows: texts. None of them: the run's evaluation data."""
+    """upload: its id; path: within the board's data; rows: texts of a line each. None of them: the run's evaluation
+    data."""
 
     key: Key
     checkpoint: Name = "best"
     upload: Name | None = None
     path: Path | None = None
-    rows: Annotated[list[Annotated[str, Field(max_length=20_000)]], Field(min_length=1, max_length=200)] | None = None
+    rows: Annotated[list[Line], Field(min_length=1, max_length=200)] | None = None
     devices: Devices = None
 
 

@@ -26,6 +26,8 @@ from drivetrain.web.refusals import Refusal
 IDLE_SECONDS = 15 * 60  # without a question, after which the model is unloaded
 ANSWER_SECONDS = 600
 LOOK_SECONDS = 2
+END_SECONDS = 3  # until the keeper of a process that ended has written that down
+DONE = b"data: [DONE]"
 MOST_FOLDER = 90  # of the 107 characters of a socket's path
 
 
@@ -103,8 +105,9 @@ class Chats:
                 told = json.loads(await asyncio.to_thread(response.read))
                 yield event(json.dumps({"message": told["error"]["message"]}), "failed")
                 return
-            reason, tokens = None, None
-            while line := await asyncio.to_thread(response.readline):
+            reason, tokens, is_whole = None, None, False
+            while line := await self._line(entry, response):
+                is_whole = is_whole or line.strip() == DONE
                 found = _data(line)
                 if found is None:
                     continue
@@ -119,16 +122,44 @@ class Chats:
                     calls = delta.get("tool_calls")
                     if any(piece.values()) or calls:
                         yield event(json.dumps({**piece, "calls": calls}), "piece")
+            if not is_whole:
+                raise http.client.IncompleteRead(b"")
             seconds = time.monotonic() - begun
             yield event(json.dumps({"reason": reason, "tokens": tokens, "seconds": seconds}), "end")
-        except OSError as error:
-            yield event(json.dumps({"message": f"the model does not answer: {error}"}), "failed")
+        except (OSError, http.client.HTTPException) as error:
+            message = await asyncio.to_thread(self._why_cut, entry.id, error)
+            yield event(json.dumps({"message": message}), "failed")
         finally:
             self._asked[entry.id] = time.monotonic()
             with contextlib.suppress(OSError):
                 if connection.sock is not None:
                     connection.sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
             connection.close()
+
+    async def _line(self, entry: Entry, response: http.client.HTTPResponse) -> bytes:
+        """Returns the next line of an answer; b"" at its end. Raises ConnectionError once the model's process has
+        ended: what it started may hold its socket open, and say nothing more."""
+        reading = asyncio.ensure_future(asyncio.to_thread(response.readline))
+        try:
+            while True:
+                done, _ = await asyncio.wait([reading], timeout=LOOK_SECONDS)
+                if done:
+                    return reading.result()
+                if not self.entry(entry.id).is_live:
+                    raise ConnectionError("its process has ended")
+        finally:
+            reading.add_done_callback(lambda each: each.cancelled() or each.exception())  # asyncio logs unread ones
+
+    def _why_cut(self, name: str, error: Exception) -> str:
+        """Returns why an answer ended before its end. Its keeper writes down how the process ended a moment later."""
+        for _ in range(int(END_SECONDS / 0.1)):
+            entry = self._board.queue.entries.one(name)
+            if entry is None or not entry.is_live:
+                state, reason = ("gone", None) if entry is None else (entry.state, entry.reason)
+                return f"the model's process has ended ({state})" + (f": {reason}" if reason else "")
+            time.sleep(0.1)
+        is_cut = isinstance(error, http.client.IncompleteRead)
+        return f"the model does not answer: {'it closed the connection before its end' if is_cut else error}"
 
 
 def _begun(connection: UnixConnection, body: dict[str, Any]) -> http.client.HTTPResponse:

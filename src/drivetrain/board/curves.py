@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from pathlib import Path
 from typing import Any
 
 from drivetrain.tracking.jsonl import FILE_NAME, parsed
 
+PARTS = (  # of a training's time
+    *("data", "forward", "backward", "forward_backward", "optimizer"),
+    *("statistics", "evaluation", "samples", "save"),
+)
 COLUMNS = {  # column → field of a step
     "step": "step",
     "epoch": "epoch",
@@ -23,7 +27,10 @@ COLUMNS = {  # column → field of a step
     "grad_norm": "grad_norm",
     "lr": "lr",
     "samples_per_second": "samples_per_second",
+    "utilisation": "utilisation",
 }
+MEASURED = (*COLUMNS, "memory", *(f"time_{part}" for part in PARTS))
+NAN = float("nan")
 MOST_MARKS = 2000
 KEPT = 6  # runs
 MOST_READ = 1 << 28  # bytes of a file at once
@@ -34,9 +41,10 @@ class Curve:
 
     def __init__(self, file: Path, inode: int) -> None:
         self._file, self.inode, self.end = file, inode, 0
-        self.columns = {name: array("d") for name in COLUMNS}
+        self.columns = {name: array("d") for name in MEASURED}
         self.evaluations: list[dict[str, Any]] = []
-        self.marks: list[dict[str, Any]] = []
+        self.marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
+        self.num_marks = 0  # of all time: the first ones are dropped
 
     def read_on(self) -> None:
         """Reads the lines that came since; one that is not whole yet is left."""
@@ -53,8 +61,8 @@ class Curve:
     def _take(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "step":
-            for name, column in self.columns.items():
-                column.append(float(event[COLUMNS[name]]))
+            for name, value in _point(event).items():
+                self.columns[name].append(NAN if value is None else float(value))
         elif kind == "evaluation":
             at = {
                 name: self.columns[name][-1] if self.columns[name] else None for name in ("epoch", "samples", "seconds")
@@ -73,7 +81,22 @@ class Curve:
             self._mark(int(self.columns["step"][-1]) if self.columns["step"] else 0, "warning", event["message"])
 
     def _mark(self, step: int, kind: str, text: str) -> None:
-        self.marks = [*self.marks[-MOST_MARKS:], {"step": step, "kind": kind, "text": text}]
+        self.marks.append({"step": step, "kind": kind, "text": text})
+        self.num_marks += 1
+
+    def marks_after(self, seen: int) -> list[dict[str, Any]]:
+        """Returns the marks that came after the first `seen` ones, as far as they are kept."""
+        return list(self.marks)[max(0, seen - (self.num_marks - len(self.marks))) :]
+
+
+def _point(event: dict[str, Any]) -> dict[str, float | None]:
+    """Returns a point of every column. memory: bytes, of the kind that is largest; time_...: the part's share of the
+    time since the point before."""
+    found: dict[str, float | None] = {name: event.get(key) for name, key in COLUMNS.items()}
+    found["memory"] = max(event.get("memory", {}).values(), default=None)
+    seconds = event.get("seconds_by_part", {})
+    total = sum(seconds.values())
+    return found | {f"time_{part}": seconds[part] / total if part in seconds and total else None for part in PARTS}
 
 
 class Curves:
@@ -88,16 +111,17 @@ class Curves:
         with self._lock:
             curve = self._read(folder / FILE_NAME)
             if curve is None:
-                return _answer("", True, {name: [] for name in COLUMNS}, [], [], False, 0)
+                return _answer("", True, {name: [] for name in MEASURED}, [], [], False, 0)
             size = len(curve.columns["step"])
-            now = f"{curve.inode}-{size}-{len(curve.evaluations)}-{len(curve.marks)}"
+            now = f"{curve.inode}-{size}-{len(curve.evaluations)}-{curve.num_marks}"
             first = _parsed(cursor, curve)
             if first is None:
                 places = thinned(curve.columns["loss"], most)
                 columns = {name: _json([column[at] for at in places]) for name, column in curve.columns.items()}
-                return _answer(now, True, columns, curve.evaluations, curve.marks, len(places) < size, size)
+                return _answer(now, True, columns, curve.evaluations, list(curve.marks), len(places) < size, size)
             columns = {name: _json(column[first[0] :]) for name, column in curve.columns.items()}
-            return _answer(now, False, columns, curve.evaluations[first[1] :], curve.marks[first[2] :], False, size)
+            marks = curve.marks_after(first[2])
+            return _answer(now, False, columns, curve.evaluations[first[1] :], marks, False, size)
 
     def forget(self, folder: Path) -> None:
         with self._lock:
@@ -139,7 +163,7 @@ def _parsed(cursor: str | None, curve: Curve) -> tuple[int, int, int] | None:
     if len(parts) != 4 or not all(part.isdecimal() and len(part) < 20 for part in parts):
         return None
     inode, *seen = map(int, parts)
-    lengths = (len(curve.columns["step"]), len(curve.evaluations), len(curve.marks))
+    lengths = (len(curve.columns["step"]), len(curve.evaluations), curve.num_marks)
     if inode != curve.inode or any(count > length for count, length in zip(seen, lengths, strict=True)):
         return None
     return seen[0], seen[1], seen[2]

@@ -79,9 +79,10 @@ def gpus() -> list[Device]:
 
 
 def environment(chosen: Sequence[str], known: Sequence[Device]) -> dict[str, str]:
-    """Returns the variables by which a process sees the chosen GPUs alone."""
+    """Returns the variables by which a process sees the chosen GPUs alone, and none where the CPU was chosen: one that
+    sees a GPU would use it, also while another entry trains there."""
     uuids = [each.uuid for name in chosen for each in known if each.name == name and each.uuid]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(uuids)} if uuids else {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(uuids)} if uuids or CPU in chosen else {}
 
 
 def free(entry: Entry, entries: Sequence[Entry], known: Sequence[Device]) -> list[str] | None:

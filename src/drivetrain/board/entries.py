@@ -9,6 +9,7 @@
     ended.json   how the process ended, by its keeper
     log.txt      what the process printed
     output.txt   what a verb with a result printed as such: JSON
+    texts.txt    texts that a user typed, one a line, which the process reads as its input
 
 No database: a folder each can be read by `ls` and `cat`, survives a kill at any moment, and cannot be half-written.
 """
@@ -38,11 +39,13 @@ ENTRY, LAUNCH, CLAIM, STOP, ENDED, LOG = (
     *("entry.json", "launch.json", "claim.json"),
     *("stop.json", "ended.json", "log.txt"),
 )
-RUN_FILE, OUTPUT = "run.yaml", "output.txt"
+RUN_FILE, OUTPUT, TEXTS = "run.yaml", "output.txt", "texts.txt"
 LAUNCH_SECONDS = 15.0  # in which a keeper that was started has claimed its entry
 SAME_START = 2.0  # seconds by which a process's start may seem to differ from one reading to the next
 State = Literal["queued", "running", "stopping", "completed", "interrupted", "failed", "refused", "cancelled", "lost"]
+READS_TEXTS = "--data=-"  # a word by which a verb reads texts from its input
 LIVE = ("queued", "running", "stopping")
+NOT_STARTED = 126  # code of an entry whose process could not be started, as shells have it
 ENDS: dict[int, State] = {0: "completed", 2: "refused", 130: "interrupted", 143: "interrupted"}
 
 
@@ -94,10 +97,11 @@ class Stop(Record):
 
 
 class Ended(Record):
-    """code: as a shell would show it; negative for the signal that ended the process."""
+    """code: as a shell would show it; negative for the signal that ended the process. reason: why nothing started."""
 
     code: int
     time: str
+    reason: str | None = None
 
 
 class Entry(Record):
@@ -141,7 +145,7 @@ class Entry(Record):
             "code": self.ended.code if self.ended else None,
             "devices": claim.devices if claim else [],
             "wanted": {"devices": asked.wanted, "count": asked.count, "kind": asked.device},
-            "command": shlex.join(["drivetrain", *asked.words]),
+            "command": shlex.join(["drivetrain", *asked.words]) + (f" < {TEXTS}" if READS_TEXTS in asked.words else ""),
             "resume": asked.resume,
         }
 
@@ -221,6 +225,14 @@ class Entries:
     def stop(self, entry: Entry, by: str, at_once: bool) -> None:
         self._write(entry, STOP, Stop(by=by, time=now(), now=at_once))
 
+    def fail(self, entry: Entry, why: str) -> None:
+        """Ends an entry that no keeper took and that cannot be started."""
+        folder = self.folder / entry.id
+        own = psutil.Process()
+        claim = Claim(by="the board", time=now(), host=socket.gethostname(), process=own.pid, created=own.create_time())
+        if claimed(folder, claim):
+            write_whole(folder / ENDED, Ended(code=NOT_STARTED, time=now(), reason=why).model_dump_json())
+
     def forget(self, entry: Entry) -> None:
         self._ended.pop(entry.id, None)
         shutil.rmtree(self.folder / entry.id, ignore_errors=True)
@@ -271,8 +283,11 @@ def _state(folder: Path, asked: Asked) -> Entry:
             return Entry(asked=asked, state="lost", reason=why, claim=claim)
     if ended is None:
         return Entry(asked=asked, state="running" if stop is None else "stopping", claim=claim)
-    if stop is not None and stop.now and ended.code not in (0, 2):
-        return Entry(asked=asked, state="interrupted", reason=f"ended at once by {stop.by}", claim=claim, ended=ended)
+    if ended.code == NOT_STARTED:
+        return Entry(asked=asked, state="failed", reason=ended.reason, claim=claim, ended=ended)
+    if stop is not None and (stop.now or ended.code == -signal.SIGTERM) and ended.code not in (0, 2):
+        how = "ended at once" if stop.now else "ended"
+        return Entry(asked=asked, state="interrupted", reason=f"{how} by {stop.by}", claim=claim, ended=ended)
     state = ENDS.get(ended.code, "failed")
     return Entry(asked=asked, state=state, reason=_reason(folder, ended, state), claim=claim, ended=ended)
 

@@ -1,4 +1,4 @@
-"""The file picker: folders that the board was given, and nothing outside them."""
+"""The file picker: folders that the board was given, nothing outside them and nothing hidden in them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drivetrain.board.places import Places
 from drivetrain.board.runs import NAME
 from drivetrain.errors import problem
 from drivetrain.web.refusals import Refusal
@@ -20,20 +20,21 @@ KEPT_SECONDS = 7 * 24 * 3600  # of an upload that no entry took into its own fol
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
-def listed(roots: Sequence[Path], asked: str | None) -> dict[str, Any]:
+def listed(places: Places, asked: str | None) -> dict[str, Any]:
     """Returns what lies in a folder. asked: None for the first of the roots. Raises Refusal for one outside them."""
+    roots = places.roots
     if not roots:
         raise Refusal(404, "this board shows no folders: --data FOLDER gives it one", "no_folder")
-    folder = roots[0] if asked is None else allowed(roots, asked)
+    folder = roots[0] if asked is None else allowed(places, asked)
     if not folder.is_dir():
         raise Refusal(404, "that is no folder", "no_folder", "path")
     entries = []
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         for each in found:
-            if not each.name.startswith(".") and _is_within(Path(each.path), roots):
+            if not each.name.startswith(".") and _is_within(Path(each.path), places):
                 entries.append(_entry(each))
     entries.sort(key=lambda each: (not each["folder"], each["name"].lower()))
-    parent = folder.parent if folder not in roots and _is_within(folder.parent, roots) else None
+    parent = folder.parent if folder not in roots and places.holds(folder.parent) else None
     return {
         "path": str(folder),
         "parent": None if parent is None else str(parent),
@@ -43,20 +44,19 @@ def listed(roots: Sequence[Path], asked: str | None) -> dict[str, Any]:
     }
 
 
-def allowed(roots: Sequence[Path], asked: str) -> Path:
-    """Returns a path within the roots, with links followed. Raises Refusal (404) for any other, there or not."""
+def allowed(places: Places, asked: str) -> Path:
+    """Returns a path that requests may name, with links followed. Raises Refusal (404) for any other, there or not."""
     if "\0" not in asked and len(asked) < 4000:
         with contextlib.suppress(OSError, RuntimeError):
             place = Path(asked).resolve(strict=True)
-            if any(place.is_relative_to(root) for root in roots):
+            if places.holds(place):
                 return place
     raise Refusal(404, "there is no such file in the folders of this board", "no_file", "path")
 
 
-def _is_within(path: Path, roots: Sequence[Path]) -> bool:
+def _is_within(path: Path, places: Places) -> bool:
     with contextlib.suppress(OSError, RuntimeError):
-        place = path.resolve(strict=True)
-        return any(place.is_relative_to(root) for root in roots)
+        return places.holds(path.resolve(strict=True))
     return False
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from drivetrain.board import run_file
-from drivetrain.board.answers import Json, allowed
+from drivetrain.board.answers import Json, allowed, user_of
 from drivetrain.board.board import Board
 from drivetrain.board.bodies import Command, Edit, Yaml
 from drivetrain.board.form import form
@@ -22,19 +23,17 @@ def add(app: FastAPI, board: Board) -> None:
     def schema(request: Request) -> Response:
         """Returns the fields of a run file and their groups. A key of a field that is missing is null, false or
         empty."""
-        return _as_json(form()).answer(request)
+        return _fields().answer(request)
 
     @app.get("/api/schema/json")
-    def json_schema() -> Response:
+    def json_schema(request: Request) -> Response:
         """Returns the JSON Schema of the run file, as `drivetrain schema` prints it."""
-        return Json(RunConfig.model_json_schema())
+        return _json_schema().answer(request)
 
     @app.get("/api/recipes")
     def listed(request: Request) -> Response:
         """Returns the recipes that come with drivetrain."""
-        found = [(name, title, recipe(name).read_text(encoding="utf-8")) for name, title in recipes()]
-        listed = [{"name": name, "title": title, "yaml": text} for name, title, text in found]
-        return _as_json({"recipes": listed}).answer(request)
+        return _recipes().answer(request)
 
     @app.post("/api/parse")
     def parse(body: Yaml) -> Response:
@@ -50,15 +49,16 @@ def add(app: FastAPI, board: Board) -> None:
         return Json({"yaml": text, "values": values, "flat": run_file.flat(values)})
 
     @app.post("/api/check")
-    def check(body: Yaml) -> Response:
+    def check(request: Request, body: Yaml) -> Response:
         """Returns all problems that the schema and the rules of this machine find, in milliseconds."""
-        return Json(board.check(body.yaml).as_dict())
+        return Json(board.check(user_of(request), body.yaml).as_dict())
 
     @app.post("/api/check/full")
     def full_check(request: Request, body: Yaml) -> Response:
         """Returns what `drivetrain check` finds, which reads the data and builds the model."""
         user = allowed(request)
-        checked = board.check(body.yaml)
+        board.refuse_named(user, body.yaml)
+        checked = board.check(user, body.yaml)
         if checked.run is None or checked.problems:
             return Json(checked.as_dict())
         board.refuse_foreign(user, checked.run)
@@ -68,6 +68,22 @@ def add(app: FastAPI, board: Board) -> None:
     def command(body: Command) -> Response:
         """Returns the lines that one would type."""
         return Json(run_file.command(body.yaml, body.recipe))
+
+
+@functools.cache  # these three are the same as long as the server runs: they are compressed at the first request
+def _fields() -> Content:
+    return _as_json(form())
+
+
+@functools.cache
+def _json_schema() -> Content:
+    return _as_json(RunConfig.model_json_schema())
+
+
+@functools.cache
+def _recipes() -> Content:
+    found = [(name, title, recipe(name).read_text(encoding="utf-8")) for name, title in recipes()]
+    return _as_json({"recipes": [{"name": name, "title": title, "yaml": text} for name, title, text in found]})
 
 
 def _as_json(value: dict[str, Any]) -> Content:

@@ -33,7 +33,7 @@ def _add_data(app: FastAPI, board: Board) -> None:
     def files(request: Request, path: PathText | None = None) -> Response:
         """Returns what lies in a folder of the board's data."""
         allowed(request)
-        return Json(listed(board.data, path))
+        return Json(listed(board.data_places, path))
 
     @app.post("/api/uploads", status_code=201)
     def upload(
@@ -57,7 +57,7 @@ def _add_data(app: FastAPI, board: Board) -> None:
     def plan(request: Request, body: bodies.Plan) -> Response:
         """Returns what `drivetrain plan` predicts, and what would make the run fit."""
         user = allowed(request)
-        board.usable(user, body.yaml)
+        board.usable(user, body.yaml, body.axes)
         found = board.verbs.plan(user.name, body.yaml, body.axes, body.machine)
         return Json({**found, "fixes": fixes(found)})
 
@@ -85,7 +85,7 @@ def _add_jobs(app: FastAPI, board: Board) -> None:
         if body.upload is not None:
             source = str(board.uploads.place(user.name, body.upload))
         elif body.path is not None:
-            source = str(allowed_path(board.data, body.path))
+            source = str(allowed_path(board.data_places, body.path))
         entry, is_new = jobs.predict(board, user, name, body.key, body.checkpoint, source, body.devices)
         return Json(entry.as_dict(), 201 if is_new else 200)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from drivetrain.board import run_file
 from drivetrain.board.access import User
 from drivetrain.board.board import Board, same
-from drivetrain.board.entries import OUTPUT, Asked, Entry, id_of, now
+from drivetrain.board.entries import OUTPUT, READS_TEXTS, TEXTS, Asked, Entry, id_of, now
 from drivetrain.board.files import allowed
 from drivetrain.board.queue import digest_of, unknown_devices
 from drivetrain.board.runs import NAME
@@ -33,7 +34,7 @@ def evaluate(
     board: Board, user: User, run: str, key: str, checkpoint: str, data: str | None, devices: list[str] | None
 ) -> tuple[Entry, bool]:
     """Queues an evaluation. data: a file or folder in place of the run's evaluation data."""
-    own = [] if data is None else [f"workload.data.evaluation={run_file.flow(str(allowed(board.data, data)))}"]
+    own = [] if data is None else [f"workload.data.evaluation={run_file.flow(str(allowed(board.data_places, data)))}"]
     words = [*own, f"--checkpoint={checkpoint_of(board, run, checkpoint)}"]
     return queued(board, user, run, key, "evaluate", words, devices)
 
@@ -48,12 +49,13 @@ def predict(
     devices: list[str] | None,
 ) -> tuple[Entry, bool]:
     """Queues predictions. source: a path, texts that were typed, or None for the run's evaluation data."""
-    given = (
-        [] if source is None else [f"--data={source}"] if isinstance(source, str) else [f"--text={t}" for t in source]
-    )
+    is_typed = source is not None and not isinstance(source, str)
+    given = [] if source is None else [READS_TEXTS] if is_typed else [f"--data={source}"]
     words = [f"--checkpoint={checkpoint_of(board, run, checkpoint)}", *given]
     output = board.queue.entries.folder / id_of(user.name, key) / PREDICTIONS
-    return queued(board, user, run, key, "predict", [*words, f"--output={output}"], devices)
+    # typed texts in a file: the system takes 128 KiB a word, and a few MiB of all words together
+    files = {TEXTS: "".join(f"{text}\n" for text in source or ())} if is_typed else {}
+    return queued(board, user, run, key, "predict", [*words, f"--output={output}"], devices, files)
 
 
 def export(
@@ -74,9 +76,19 @@ def export(
 
 
 def queued(
-    board: Board, user: User, run: str, key: str, verb: str, words: list[str], devices: list[str] | None
+    board: Board,
+    user: User,
+    run: str,
+    key: str,
+    verb: str,
+    words: list[str],
+    devices: list[str] | None,
+    files: Mapping[str, str] | None = None,
 ) -> tuple[Entry, bool]:
-    digest, name = digest_of(verb=verb, run=run, words=words, devices=devices), id_of(user.name, key)
+    """Queues a verb about a run. files: of the entry, by name."""
+    files = dict(files or {})
+    digest = digest_of(verb=verb, run=run, words=words, devices=devices, files=files)
+    name = id_of(user.name, key)
     unknown_devices(devices)
     with board.queue.with_lock():
         earlier = board.queue.entries.one(name)
@@ -98,7 +110,7 @@ def queued(
             count=config.devices if on_gpu and verb != "export" else 1,
             wanted=devices,
         )
-        return board.queue.add(asked, {})
+        return board.queue.add(asked, files)
 
 
 def checkpoint_of(board: Board, run: str, asked: str) -> str:
@@ -175,7 +187,7 @@ def table_of(folder: Path) -> Path:
         raise Refusal(404, "the entry has no predictions", "no_predictions")
     if not table.exists():
         with rows.open(encoding="utf-8") as opened:
-            aside = folder / f"{os.getpid()}-{TABLE}"
+            aside = folder / f"{os.getpid()}-{threading.get_ident()}-{TABLE}"
             written = PredictionFile(aside)
             written.begin({})
             written.write(json.loads(line) for line in opened)

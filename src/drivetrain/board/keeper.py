@@ -21,10 +21,24 @@ from types import FrameType
 
 import psutil
 
-from drivetrain.board.entries import ENDED, ENTRY, LOG, OUTPUT, Asked, Claim, Ended, claimed, now, read_stop
+from drivetrain.board.entries import (
+    ENDED,
+    ENTRY,
+    LOG,
+    NOT_STARTED,
+    OUTPUT,
+    TEXTS,
+    Asked,
+    Claim,
+    Ended,
+    claimed,
+    now,
+    read_stop,
+)
 from drivetrain.runtime.atomic_file import write_whole
 
 POLL_SECONDS = 0.3
+MODULE = "drivetrain.board.keeper"
 HIDDEN = ("DRIVETRAIN_BOARD_TOKEN", "DRIVETRAIN_API_KEY")  # variables that no process of the queue is given
 TAKEN = 3  # exit code of a keeper whose entry another one has
 
@@ -32,7 +46,7 @@ TAKEN = 3  # exit code of a keeper whose entry another one has
 def start(folder: Path, devices: Sequence[str], variables: Mapping[str, str]) -> int:
     """Starts the keeper of an entry, and returns its process number. variables: beside the server's own."""
     own = {name: value for name, value in os.environ.items() if name not in HIDDEN}
-    command = [sys.executable, "-m", "drivetrain.board.keeper", str(folder), json.dumps(list(devices))]
+    command = [sys.executable, "-m", MODULE, str(folder), json.dumps(list(devices))]
     printed = os.O_WRONLY | os.O_CREAT | os.O_APPEND  # a file: a pipe without a reader would stop it when it is full
     files = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -56,18 +70,33 @@ def keep(folder: Path, devices: list[str]) -> int:
     )
     if not claimed(folder, claim):
         return TAKEN
+    try:
+        process = _started(folder, asked)
+    except (OSError, ValueError) as error:  # words that are too long for a process, or have a NUL; too little memory
+        why = f"drivetrain {asked.verb} could not be started: {getattr(error, 'strerror', None) or error}"
+        write_whole(folder / ENDED, Ended(code=NOT_STARTED, time=now(), reason=why).model_dump_json())
+        return 0
+    code = _watched(folder, process)
+    write_whole(folder / ENDED, Ended(code=code, time=now()).model_dump_json())
+    return 0
+
+
+def _started(folder: Path, asked: Asked) -> subprocess.Popen[bytes]:
+    """Starts the entry's command, with the texts that its user typed as its input."""
     result = LOG if asked.verb == "train" else OUTPUT
-    with (folder / LOG).open("ab") as log, (folder / result).open("ab") as output:
-        process = subprocess.Popen(
+    texts = folder / TEXTS
+    with (
+        (folder / LOG).open("ab") as log,
+        (folder / result).open("ab") as output,
+        (texts if texts.exists() else Path(os.devnull)).open("rb") as given,
+    ):
+        return subprocess.Popen(
             [sys.executable, "-m", "drivetrain", *asked.words],
-            stdin=subprocess.DEVNULL,
+            stdin=given,
             stdout=output,
             stderr=log,
             start_new_session=True,  # so that a kill of its whole group spares the keeper
         )
-    code = _watched(folder, process)
-    write_whole(folder / ENDED, Ended(code=code, time=now()).model_dump_json())
-    return 0
 
 
 def _watched(folder: Path, process: subprocess.Popen[bytes]) -> int:

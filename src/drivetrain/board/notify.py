@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from drivetrain.board.entries import Entries, Entry
-from drivetrain.errors import problem
+from drivetrain.errors import UserError, problem, shown
 
 LOG = logging.getLogger(__name__)
 MARK = "notified"  # a file in the entry's folder
@@ -27,9 +27,22 @@ OLD = timedelta(hours=24)  # ended longer ago, before this board: no news
 
 def check_address(address: str) -> None:
     """Raises UserError for what is no address of the web."""
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise problem("--webhook", "that is no address", "give https://HOST/PATH")
+    try:
+        parts = urlsplit(address)
+        port = parts.port
+    except ValueError as error:  # a port above 65535 or of letters, a broken IPv6 address
+        raise _no_address(address, str(error)) from None
+    if parts.scheme not in ("http", "https"):
+        raise _no_address(address, f"it begins with {parts.scheme or 'no scheme'}, not with http or https")
+    if not parts.hostname or port == 0 or any(each.isspace() for each in address):
+        what = "no host" if not parts.hostname else "port 0, at which nothing listens" if port == 0 else "a space"
+        raise _no_address(address, f"it has {what}")
+    if parts.username is not None:
+        raise _no_address(address, "it has a user's name before its host, which is not sent")
+
+
+def _no_address(address: str, why: str) -> UserError:
+    return problem("--webhook", f"{shown(address)} is no address that can be asked: {why}", "give https://HOST/PATH")
 
 
 class Notifier:

@@ -19,7 +19,8 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from drivetrain.board import keeper
 from drivetrain.board.devices import Device, devices, environment, free
-from drivetrain.board.entries import Asked, Entries, Entry, Record
+from drivetrain.board.entries import LOG as ENTRY_LOG
+from drivetrain.board.entries import Asked, Entries, Entry, Record, tail
 from drivetrain.errors import problem
 from drivetrain.runtime.atomic_file import write_whole
 
@@ -47,7 +48,7 @@ class Queue:
         self._settings_file = folder / "queue.json"
         self._lock = threading.RLock()
         self._wake, self._ended = threading.Event(), threading.Event()
-        self._keepers: list[int] = []  # process numbers
+        self._keepers: dict[int, str] = {}  # process number → id of its entry
         self._thread = threading.Thread(target=self._run, name="queue", daemon=True)
         self._watchers: list[Callable[[], None]] = []
         self._failed_before = {each.id for each in self.entries.all() if _is_failure(each)}
@@ -116,7 +117,7 @@ class Queue:
 
     def tick(self) -> None:
         """Starts what can start now."""
-        self._keepers = [each for each in self._keepers if not _reaped(each)]
+        self._reap()
         with self._lock:
             every = self.entries.all()
             self._pause_after_failure(every)
@@ -138,21 +139,34 @@ class Queue:
     def _launch(self, entry: Entry, chosen: Sequence[str], known: Sequence[Device]) -> None:
         self.entries.launching(entry, chosen)
         folder = self.entries.folder / entry.id
-        self._keepers.append(keeper.start(folder, chosen, environment(chosen, known)))
+        try:
+            self._keepers[keeper.start(folder, chosen, environment(chosen, known))] = entry.id
+        except (OSError, ValueError) as error:
+            why = f"its keeper could not be started: {getattr(error, 'strerror', None) or error}"
+            self.entries.fail(entry, why)
+
+    def _reap(self) -> None:
+        """Lets the system forget keepers that have ended. Entries that their keepers never took have failed."""
+        for process, name in [*self._keepers.items()]:
+            try:
+                ended, status = os.waitpid(process, os.WNOHANG)
+            except ChildProcessError:  # of an earlier server
+                del self._keepers[process]
+                continue
+            if not ended:
+                continue
+            del self._keepers[process]
+            code = os.waitstatus_to_exitcode(status)
+            entry = self.entries.one(name)
+            if code not in (0, keeper.TAKEN) and entry is not None and entry.state == "queued":
+                printed = tail(self.entries.folder / name / ENTRY_LOG, 2000).strip()
+                self.entries.fail(entry, f"its keeper ended with code {code} before it began\n{printed}".strip())
 
     def _pause_after_failure(self, every: Sequence[Entry]) -> None:
         failed = [each for each in every if _is_failure(each) and each.id not in self._failed_before]
         self._failed_before |= {each.id for each in failed}
         if failed and not self.settings.go_on_after_failure:
             self.change(paused=True, paused_because=f"{failed[-1].asked.run}: {failed[-1].state}")
-
-
-def _reaped(process: int) -> bool:
-    """Returns whether a child has ended, and lets the system forget it."""
-    try:
-        return os.waitpid(process, os.WNOHANG)[0] == process
-    except ChildProcessError:
-        return True
 
 
 def _is_failure(entry: Entry) -> bool:

@@ -77,6 +77,11 @@ def _add_entries(app: FastAPI, board: Board) -> None:
             raise Refusal(409, f"the entry is {entry_of(name).state}, and waits no more", "not_waiting")
         return Json(entry_of(name).as_dict())
 
+    @app.post("/api/queue/{name}/stop")
+    def stop(request: Request, name: str, body: Empty) -> Response:  # noqa: ARG001
+        """Ends an evaluation, predictions, an export or a chat that runs."""
+        return Json(board.end(allowed(request), entry_of(name)).as_dict())
+
     @app.delete("/api/queue/{name}", status_code=204)
     def forget(request: Request, name: str) -> Response:
         """Forgets an entry that has ended, with its log."""

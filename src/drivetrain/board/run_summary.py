@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from drivetrain.board.entries import Entry, Record
+from drivetrain.board.last_start import LastStarts
 from drivetrain.config.files import read_yaml
 from drivetrain.errors import UserError
 from drivetrain.runtime.lock import LOCK
@@ -30,9 +31,15 @@ class Beside(Record):
     note: str = Field(default="", max_length=4000)
 
 
-def summary(folder: Path, entry: Entry | None, works: bool) -> dict[str, Any]:
-    """Returns what is shown of a run in a list. works: whether a process holds its folder."""
-    started, last, evaluation, finished = _edges(folder / FILE_NAME)
+def summary(folder: Path, entry: Entry | None, works: bool, is_needed: bool, starts: LastStarts) -> dict[str, Any]:
+    """Returns what is shown of a run in a list.
+
+    works: whether a process holds its folder; is_needed: whether anything of it waits or works; starts: of all runs.
+    """
+    last, evaluation, finished = _edges(folder / FILE_NAME)
+    started = starts.of(folder / FILE_NAME)
+    if finished and started.get("time", "") > finished.get("time", ""):
+        finished = {}  # of an earlier start, whose end lies at the edge that was read
     status, message = _status(entry, works, started, finished)
     run = config_of(folder)
     beside = _beside(folder)
@@ -57,7 +64,7 @@ def summary(folder: Path, entry: Entry | None, works: bool) -> dict[str, Any]:
         "note": beside.note,
         "owner": owner,
         "entry": None if entry is None else entry.id,
-        "can": _can(status, entry, folder),
+        "can": [each for each in _can(status, entry, folder) if each != "delete" or not is_needed],
         "cursor": sign_of(folder / FILE_NAME),
     }
 
@@ -93,12 +100,11 @@ def _can(status: str, entry: Entry | None, folder: Path) -> list[str]:
     return [*(["resume", "evaluate", "predict", "export"] if has_saved else []), "clone", "delete"]
 
 
-def _edges(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Returns the last start, the last point, the last evaluation and, if nothing came after it, the end of a run.
+def _edges(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Returns the last point, the last evaluation and, if no start came after it, the end of a run.
 
     Only the file's edges are read: the middle of a long curve says nothing about its state.
     """
-    started: dict[str, Any] = {}
     last: dict[str, Any] = {}
     evaluation: dict[str, Any] = {}
     finished: dict[str, Any] = {}
@@ -108,14 +114,14 @@ def _edges(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], 
             continue
         kind = event["event"]
         if kind == "run_started":
-            started, finished = event, {}
+            finished = {}
         elif kind == "step":
             last = event
         elif kind == "evaluation":
             evaluation = event
         elif kind == "run_finished":
             finished = event
-    return tuple(plain(each) for each in (started, last, evaluation, finished))  # type: ignore[return-value]
+    return plain(last), plain(evaluation), plain(finished)
 
 
 def _edge_lines(file: Path) -> list[bytes]:

@@ -8,11 +8,13 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from drivetrain.board.entries import RUN_FILE, Entries, Entry
+from drivetrain.board.last_start import LastStarts
 from drivetrain.board.run_summary import BESIDE, Beside, is_run, sign_of, summary
 from drivetrain.errors import problem
 from drivetrain.runtime.atomic_file import write_whole
@@ -39,14 +41,15 @@ class Runs:
     def __init__(self, root: Path, entries: Entries) -> None:
         self.root, self._entries = root, entries
         self._seen: dict[str, Seen] = {}
+        self._starts = LastStarts()
         self._lock = threading.Lock()
 
     def all(self) -> list[dict[str, Any]]:
         """Returns the summaries of all runs, the newest first; unchanged ones are the same objects as before."""
-        newest = self._newest()
+        newest, needed = self._newest(), self._needed()
         names = {*self._names(), *newest}
         with self._lock:
-            found = {name: self._summary(name, newest.get(name)) for name in names}
+            found = {name: self._summary(name, newest.get(name), name in needed) for name in names}
             self._seen = {name: each for name, each in found.items() if each is not None}
             summaries = [each.summary for each in self._seen.values()]
         return sorted(summaries, key=lambda each: (each["created"] or "", each["name"]), reverse=True)
@@ -55,7 +58,7 @@ class Runs:
         """Returns a summary. Raises Refusal (404)."""
         self.check_name(name)
         with self._lock:
-            found = self._summary(name, self._newest().get(name))
+            found = self._summary(name, self._newest().get(name), name in self._needed())
         if found is None:
             raise Refusal(404, f"there is no run {name!r}", "no_run", "name")
         return found.summary
@@ -104,23 +107,35 @@ class Runs:
             raise Refusal(409, "the run has no folder yet", "not_started")
         write_whole(folder / BESIDE, beside.model_dump_json(indent=1))
 
-    def delete(self, name: str) -> int:
-        """Deletes a run that is not working. Returns the bytes that it had."""
-        summary = self.one(name)
-        if "delete" not in summary["can"]:
-            raise Refusal(409, f"the run is {summary['status']}: stop or cancel it first", "busy")
-        folder = self.folder(name)
-        size = size_of(folder)
-        aside = self.root / f".deleted-{os.getpid()}-{name}"
-        if os.path.lexists(folder):
-            folder.rename(aside)  # at once, so that a kill leaves no half of a run
-            if aside.is_symlink():
-                aside.unlink()
-            else:
-                shutil.rmtree(aside, ignore_errors=True)
-        for each in self.entries_of(name):
-            self._entries.forget(each)
+    def delete(self, name: str, lock: AbstractContextManager[Any] | None = None) -> int:
+        """Deletes a run of which nothing waits or works. Returns the bytes that it had.
+
+        lock: the queue's, under which entries are added, so that none comes between the look and the deletion.
+        """
+        aside = self.root / f".deleted-{os.getpid()}-{threading.get_ident()}-{name}"
+        with lock or contextlib.nullcontext():
+            self._refuse_deletion(name)
+            folder = self.folder(name)
+            size = size_of(folder)
+            with contextlib.suppress(FileNotFoundError):  # an entry that ended before it made a folder
+                folder.rename(aside)  # at once, so that a kill leaves no half of a run
+            for each in self.entries_of(name):
+                self._entries.forget(each)
+        if aside.is_symlink():
+            aside.unlink()
+        else:
+            shutil.rmtree(aside, ignore_errors=True)
         return size
+
+    def _refuse_deletion(self, name: str) -> None:
+        """Raises Refusal (409) for a run that works, and for one that an entry of the queue needs."""
+        summary = self.one(name)
+        for each in self.entries_of(name):
+            if each.is_live:
+                what = "the run" if each.asked.verb == "train" else f"{each.asked.verb} of the run"
+                raise Refusal(409, f"{what} is {each.state}: stop or cancel it first", "busy")
+        if "delete" not in summary["can"]:
+            raise Refusal(409, f"the run is {summary['status']}: stop it first", "busy")
 
     # --- summaries -----------------------------------------------------------------------------------------------
 
@@ -135,16 +150,20 @@ class Runs:
         trainings = [each for each in self._entries.all() if each.asked.verb == "train"]
         return {each.asked.run: each for each in sorted(trainings, key=lambda each: each.asked.created)}
 
-    def _summary(self, name: str, entry: Entry | None) -> Seen | None:
+    def _needed(self) -> set[str]:
+        """Returns the runs of which something waits or works: a training, or what is made of a checkpoint."""
+        return {each.asked.run for each in self._entries.all() if each.is_live}
+
+    def _summary(self, name: str, entry: Entry | None, is_needed: bool) -> Seen | None:
         folder = self.root / name
         works = is_held(folder)
-        sign = (*(sign_of(folder / each) for each in WATCHED), works, entry)
+        sign = (*(sign_of(folder / each) for each in WATCHED), works, entry, is_needed)
         before = self._seen.get(name)
         if before is not None and before.sign == sign:
             return before
         if entry is None and not is_run(folder):
             return None
-        return Seen(sign, summary(folder, entry, works))
+        return Seen(sign, summary(folder, entry, works, is_needed, self._starts))
 
 
 def matching(

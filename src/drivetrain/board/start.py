@@ -42,7 +42,8 @@ def serve(
         port = "socket" if address.unix_socket else str(listening.getsockname()[1])
         token = token_of(own)
         every = {**users, digest(token): User(ADMIN, "administrator")}
-        access = Access(every, kept_secret(own / "secret").encode(), f"drivetrain-board-{port}")
+        secret = kept_secret(own / "secret").encode()
+        access = Access(every, secret, f"drivetrain-board-{port}", own / "ended_sessions.json")
         board = Board.at(root, data, operators_code=operators_code)
         if webhook is not None:
             notifier = Notifier(board.queue.entries, webhook)
@@ -51,7 +52,8 @@ def serve(
         board.start()
         stack.callback(board.close)
         app = application(board, access, Audit(own / "audit.jsonl"), Guards(names, address.is_public, base))
-        run(app, listening, STOP_SECONDS, lambda: ready(token))
+        # previews end before the answers that wait for them, for which the server would wait in turn
+        run(app, listening, STOP_SECONDS, lambda: ready(token), board.verbs.close)
 
 
 def token_of(own: Path) -> str:

@@ -11,8 +11,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,23 @@ from drivetrain.web.refusals import Refusal
 
 SECONDS = 300
 AT_ONCE = 2
+MOST_WAITING = 6  # of the server's 40 threads
+COMMAND = (sys.executable, "-m", "drivetrain")
 MOST_FIXES = 5
 REFUSED = 2  # exit code of a verb that found problems, and printed them
 
 
 class VerbProcess:
-    """Runs verbs that print JSON. A user's newer request ends the older one, whose answer no page waits for."""
+    """Runs verbs that print JSON. A user's newer request ends the older one, whose answer no page waits for: so each
+    user holds one thread a verb."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._running: dict[str, subprocess.Popen[str]] = {}
-        self._places = threading.BoundedSemaphore(AT_ONCE)
-        self._lock = threading.Lock()
+        self._turns: dict[str, object] = {}  # the newest request of each user and verb
+        self._taken = self._waiting = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
 
     def check(self, caller: str, text: str, name: str) -> dict[str, Any]:
         """Returns what `drivetrain check --json` prints."""
@@ -60,30 +65,27 @@ class VerbProcess:
             found = self._run(f"{verb} {caller}", [verb, str(file), *words])
         return {**found, "seconds": time.monotonic() - begun}
 
+    def close(self) -> None:
+        """Ends what runs, and what waits for a place: the board closes."""
+        with self._changed:
+            self._is_closed = True
+            for process in self._running.values():
+                _signal(process)
+            self._changed.notify_all()
+
     def _run(self, caller: str, words: list[str]) -> dict[str, Any]:
-        self._end(caller)
-        with self._places:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "drivetrain", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-            with self._lock:
-                self._running[caller] = process
+        with self._place(caller) as turn:
+            process = self._started(caller, turn, words)
             try:
                 output, errors = process.communicate(timeout=SECONDS)
             except subprocess.TimeoutExpired:
-                _kill(process)
+                _signal(process)
+                process.communicate()
                 raise Refusal(504, f"drivetrain {words[0]} took more than {SECONDS} s", "too_slow") from None
-            finally:
-                with self._lock:
-                    if self._running.get(caller) is process:
-                        del self._running[caller]
-        if process.returncode == -signal.SIGKILL:
-            raise Refusal(409, "a newer request took its place", "superseded")
+            if process.returncode == -signal.SIGKILL:
+                self._refuse_if_over(caller, turn)
+                why = f"drivetrain {words[0]} was killed; the system does that when memory runs out"
+                raise Refusal(500, why, "failed")
         try:
             found: dict[str, Any] = json.loads(output)
         except ValueError:
@@ -93,17 +95,65 @@ class VerbProcess:
             raise Refusal(500, f"drivetrain {words[0]} failed: {why}", "failed") from None
         return found
 
-    def _end(self, caller: str) -> None:
-        with self._lock:
-            before = self._running.pop(caller, None)
-        if before is not None:
-            _kill(before)
+    @contextmanager
+    def _place(self, caller: str) -> Iterator[object]:
+        """Waits for one of the places, and holds it. Yields the request's turn. Raises Refusal at once where too many
+        wait already: each that waits holds one of the server's threads."""
+        turn = object()
+        with self._changed:
+            if self._waiting >= MOST_WAITING:
+                why = f"{self._waiting} checks, previews and plans wait already: try again in a moment"
+                raise Refusal(503, why, "busy", headers={"retry-after": "5"})
+            self._turns[caller] = turn
+            if caller in self._running:
+                _signal(self._running[caller])
+            self._changed.notify_all()
+            self._waiting += 1
+            try:
+                while self._taken >= AT_ONCE and not self._is_over(caller, turn):
+                    self._changed.wait()
+                self._refuse_if_over(caller, turn)
+                self._taken += 1
+            finally:
+                self._waiting -= 1
+        try:
+            yield turn
+        finally:
+            with self._changed:
+                self._taken -= 1
+                if self._turns.get(caller) is turn:
+                    del self._turns[caller]
+                    self._running.pop(caller, None)
+                self._changed.notify_all()
+
+    def _started(self, caller: str, turn: object, words: list[str]) -> subprocess.Popen[str]:
+        with self._changed:
+            self._refuse_if_over(caller, turn)
+            process = self._running[caller] = subprocess.Popen(
+                [*COMMAND, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        return process
+
+    def _is_over(self, caller: str, turn: object) -> bool:
+        return self._is_closed or self._turns.get(caller) is not turn
+
+    def _refuse_if_over(self, caller: str, turn: object) -> None:
+        """Raises Refusal where the board closes, or a newer request of the same user took a request's place."""
+        if self._is_closed:
+            raise Refusal(503, "the board is closing", "closing")
+        if self._turns.get(caller) is not turn:
+            raise Refusal(409, "a newer request took its place", "superseded")
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+def _signal(process: subprocess.Popen[str]) -> None:
+    """Kills a process with all that it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def previewed(report: dict[str, Any]) -> dict[str, Any]:

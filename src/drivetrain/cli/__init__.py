@@ -1,6 +1,5 @@
 """The command line: one file for each verb, with the tables that it prints."""
 
-from drivetrain.cli.app import app
 from drivetrain.cli.entry import main
 
-__all__ = ["app", "main"]
+__all__ = ["main"]

@@ -3,7 +3,9 @@ called, so that --help is instant."""
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -73,19 +75,36 @@ VERBS: dict[str, tuple[str, ...]] = {  # verb -> its file and function in this f
 }
 GROUPS = {"checkpoint": "checkpoint:checkpoint"}  # verbs with verbs of their own, which hold their examples
 
-app = typer.Typer(
-    help=f"Train a PyTorch model under any precision and engine from one run file.\n\n{CODES}",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    rich_markup_mode="rich",
-    epilog=example(
-        "drivetrain train run.yaml", "drivetrain train run.yaml --resume", "drivetrain predict run.yaml -o rows.csv"
-    ),
-)
+
+def app_of(words: Iterable[str]) -> typer.Typer:
+    """Returns the program for a command line: with the verb that it begins with, or with every verb where it begins
+    with none of them, as for --help. A verb's file and its options take time to load, which no other verb pays."""
+    verb = next((word for word in words if not word.startswith("-")), "")
+    return _program_of((verb,) if verb in {*VERBS, *GROUPS} else (*VERBS, *GROUPS))
 
 
-@app.callback()
+@functools.cache
+def _program_of(verbs: tuple[str, ...]) -> typer.Typer:
+    made = typer.Typer(
+        help=f"Train a PyTorch model under any precision and engine from one run file.\n\n{CODES}",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        rich_markup_mode="rich",
+        epilog=example(
+            "drivetrain train run.yaml", "drivetrain train run.yaml --resume", "drivetrain predict run.yaml -o rows.csv"
+        ),
+    )
+    made.callback()(_program)
+    for verb in verbs:
+        if verb in GROUPS:
+            made.add_typer(_found(GROUPS[verb]), name=verb)
+        else:
+            place, *examples = VERBS[verb]
+            made.command(verb, epilog=example(*examples))(_found(place))
+    return made
+
+
 def _program(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show libraries' own messages.")] = False,
 ) -> None:
@@ -99,7 +118,7 @@ def _found(place: str) -> Any:
     return getattr(import_module(f"drivetrain.cli.{module}"), name)
 
 
-for _verb, (_place, *_examples) in VERBS.items():
-    app.command(_verb, epilog=example(*_examples))(_found(_place))
-for _verb, _place in GROUPS.items():
-    app.add_typer(_found(_place), name=_verb)
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return app_of(())

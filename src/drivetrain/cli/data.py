@@ -24,13 +24,15 @@ def data(
     marked."""
     from drivetrain.cli.data_examination import Wanted, examine, show_verified
     from drivetrain.cli.data_report import show
+    from drivetrain.data.remote_sources import fetched
     from drivetrain.launch.prepare import checked
 
     ready = checked(run_file, overrides or [], trust=trust, model_files=False)  # the report says what train refuses
     if not ready.is_first:
         return
+    run = fetched(ready.run)
     if verify:
-        raise typer.Exit(show_verified(ready.run, output, as_json))
-    report, warnings = examine(ready.run, Wanted(rows, first, evaluation) if rows else None)
+        raise typer.Exit(show_verified(run, output, as_json))
+    report, warnings = examine(run, Wanted(rows, first, evaluation) if rows else None)
     print_notices(warnings)
     show(report, wide(output), as_json)

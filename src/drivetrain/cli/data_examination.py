@@ -98,9 +98,9 @@ def show_verified(run: RunConfig, output: Console, as_json: bool) -> int:
 def _context_problems(workload: WorkloadBlock) -> Iterator[Problem]:
     """Yields lengths beyond a context that the model's config leaves to its kind's default, which no file states, and
     what keeps that config from being made."""
+    from drivetrain.models.classifier_config import config_problems
     from drivetrain.models.language_options import context_length
     from drivetrain.models.model_folders import config_of
-    from drivetrain.models.transformers_classifiers import config_problems
 
     model = workload.described_model
     if model is None or (model.path is not None and not Path(model.path).expanduser().is_dir()):

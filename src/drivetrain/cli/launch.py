@@ -1,23 +1,34 @@
-"""The verb launch: a batch script or manifests that start a run on a cluster."""
+"""The verb launch: a command, a batch script or manifests that start a run."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from drivetrain.cli.arguments import NodesOption, Overrides, RunFile
+from drivetrain.cli.arguments import NodesOption, Overrides, RunFile, TrustOption
 from drivetrain.cli.console import errors, print_notices
 
-# options that only one way of starting reads
 OF_SLURM = ("time", "partition", "account")
 OF_KUBERNETES = ("image", "volume", "work_folder", "queue", "restarts", "namespace")
+OF_NODES = ("cpus", "memory")
+UNREAD = {  # options that have no effect, by the way of starting
+    "local": (*OF_SLURM, *OF_KUBERNETES, *OF_NODES),
+    "torchrun": (*OF_SLURM, *OF_KUBERNETES, *OF_NODES),
+    "slurm": OF_KUBERNETES,
+    "kubernetes": OF_SLURM,
+    "jobset": OF_SLURM,
+    "validate": ("overrides", "nodes", "machine", "trust", *OF_SLURM, *OF_KUBERNETES, *OF_NODES),
+}
 
 
 def launch(
     context: typer.Context,
     run_file: RunFile,
     overrides: Overrides = None,
+    local: Annotated[bool, typer.Option("--local", help="Print the command that starts it on this machine.")] = False,
+    torchrun: Annotated[bool, typer.Option("--torchrun", help="Print the command for torchrun.")] = False,
     slurm: Annotated[bool, typer.Option("--slurm", help="Print a batch script for Slurm.")] = False,
     kubernetes: Annotated[
         bool, typer.Option("--kubernetes", help="Print manifests: Kubeflow Trainer's TrainJob and its runtime.")
@@ -25,6 +36,9 @@ def launch(
     jobset: Annotated[bool, typer.Option("--jobset", help="Print manifests: a JobSet, without Kubeflow.")] = False,
     validate: Annotated[
         bool, typer.Option("--validate", help="RUN_FILE is a manifest: find what a cluster would drop or refuse.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="First do what `check` does, and refuse a run that would not fit.")
     ] = False,
     nodes: NodesOption = None,
     time: Annotated[str, typer.Option(help="Slurm: time limit of the job, HH:MM:SS.")] = "24:00:00",
@@ -41,25 +55,28 @@ def launch(
     queue: Annotated[str | None, typer.Option(help="Kubernetes: the queue of Kueue.")] = None,
     restarts: Annotated[int, typer.Option(min=0, help="Kubernetes: restarts, beside those of preemptions.")] = 10,
     namespace: Annotated[str | None, typer.Option(help="Kubernetes: the namespace.")] = None,
+    trust: TrustOption = False,
 ) -> None:
-    """Write what starts a run on a cluster. `processes` counts ONE machine's GPUs: processes=8 --nodes 2 takes 16."""
-    if sum((slurm, kubernetes, jobset, validate)) != 1:
-        raise typer.BadParameter("choose one of --slurm, --kubernetes, --jobset, --validate")
-    _refuse_unread(context, slurm, validate)
+    """Print what starts a run, here or elsewhere. `processes` counts ONE machine's GPUs: 8 on 2 nodes are 16."""
+    if sum((local, torchrun, slurm, kubernetes, jobset, validate)) != 1:
+        raise typer.BadParameter("choose one of --local, --torchrun, --slurm, --kubernetes, --jobset, --validate")
+    _refuse_unread(context)
     if validate:
-        from drivetrain.config.packages import require
-
-        require("launch --validate", ["kubeflow_trainer_api"])
-        from drivetrain.launch.manifest_check import check_manifests
-
-        errors.print(f"{check_manifests(run_file)} objects: no mistake was found")
+        if check:
+            raise typer.BadParameter("--check is of a run file, and --validate of a manifest")
+        _validate(run_file)
         return
+    from drivetrain.launch import commands
     from drivetrain.launch.cluster import checked_for_cluster
-    from drivetrain.launch.cluster_plan import plan_notices
+    from drivetrain.launch.cluster_plan import plan_verdict
 
-    job = checked_for_cluster(run_file, overrides or [], nodes, elsewhere=not slurm)
-    notices = [*job.notices, *plan_notices(job.run, machine)]
-    if slurm:
+    job = checked_for_cluster(run_file, overrides or [], nodes, elsewhere=kubernetes or jobset)
+    notices = [*job.notices]
+    if local:
+        text = commands.local_command(run_file, job.overrides, job.run)
+    elif torchrun:
+        text = commands.torchrun_command(run_file, job.overrides, job.run)
+    elif slurm:
         from drivetrain.launch.slurm import Allocation, sbatch_script
 
         allocation = Allocation(time, partition, account, cpus, memory)
@@ -71,8 +88,28 @@ def launch(
         asked = manifests.request(image, volume or [], work_folder, queue, cpus, memory, restarts, namespace)
         made = manifests.jobset if jobset else manifests.trainjob
         text = manifests.as_yaml(made(run_file, job.overrides, job.run, asked))
-    print_notices(notices)
+    on_cluster = machine is not None or not (local or torchrun)
+    if not check:
+        print_notices([*notices, *([plan_verdict(job.run, machine).sentence] if on_cluster else [])])
+    elif on_cluster:
+        from drivetrain.launch.launch_check import check_for_cluster
+
+        shares_folder = not (kubernetes or jobset)
+        print_notices([*notices, *check_for_cluster(run_file, job, machine, shares_folder, trust)])
+    else:
+        from drivetrain.launch.launch_check import check_here
+
+        print_notices(check_here(run_file, overrides or [], nodes, trust))
     typer.echo(text, nl=False)
+
+
+def _validate(manifest: Path) -> None:
+    from drivetrain.config.packages import require
+
+    require("launch --validate", ["kubeflow_trainer_api"])
+    from drivetrain.launch.manifest_check import check_manifests
+
+    errors.print(f"{check_manifests(manifest)} objects: no mistake was found")
 
 
 def _was_typed(context: typer.Context, name: str) -> bool:
@@ -80,17 +117,16 @@ def _was_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _refuse_unread(context: typer.Context, slurm: bool, validate: bool) -> None:
+def _refuse_unread(context: typer.Context) -> None:
     """Raises UserError for options that the chosen way does not read: whoever gives one expects something of it."""
     from drivetrain.errors import Problem, UserError
 
-    way = "--slurm" if slurm else "--validate" if validate else "manifests for Kubernetes"
-    every = {*OF_SLURM, *OF_KUBERNETES, "overrides", "nodes", "machine", "cpus", "memory"}
-    unread = every if validate else {*OF_KUBERNETES} if slurm else {*OF_SLURM}
+    way = next(name for name in UNREAD if context.params[name])
+    unread = UNREAD[way]
     given = [
         "KEY=VALUE" if each.name == "overrides" else each.opts[0]
         for each in context.command.params
         if each.name in unread and _was_typed(context, each.name)
     ]
     if given:
-        raise UserError([Problem(name, f"has no effect with {way}", "leave it out") for name in given])
+        raise UserError([Problem(name, f"has no effect with --{way}", "leave it out") for name in given])

@@ -20,9 +20,11 @@ from drivetrain.plan.catalogue import catalogue
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.machines import cluster
 from drivetrain.plan.rows import Row
+from drivetrain.profile.recording import WARM_UP
 from drivetrain.profile.suggestions import Suggestion, suggestions
 
 WARMING = "a few that warm up"
+SHORTER = "profile: the run is shorter than the steps that are taken: more steps alike were taken, as of a longer run"
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ def profile(
     _refuse_several_nodes(run_file, overrides)
     ready = checked(run_file, overrides, trust=trust)
     say(f"{steps} steps without the profiler, then {steps} with it, after {WARMING}")
+    too_short = ready.run.loop.steps is not None and ready.run.loop.steps < WARM_UP + 2 * steps
     result = start(Job(verb="profile", run=ready.run, steps=steps, output=folder, notices=ready.notices))
     measured = result.value
     ranks = measured["ranks"]
@@ -97,7 +100,7 @@ def profile(
     found = suggestions(ready.run, slowest, measured["workers"], plans.seconds)
     trials = [_tried(run_file, overrides, each.overrides, steps, trust, say) for each in found[:tries]]
     machine = detect(ready.run.device)
-    notes = [*ready.notices, *plans.notes]
+    notes = [*ready.notices, *([SHORTER] if too_short else []), *plans.notes]
     return Profile(ready.run, machine, measured, plans.row(()), found, trials, notes, result.of_first)
 
 

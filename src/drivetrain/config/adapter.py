@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from drivetrain.config.base import Frozen, doc
 from drivetrain.config.files import read_json
-from drivetrain.config.location import Location
+from drivetrain.config.location import Source, store_address
 from drivetrain.errors import Problem, UserError
 
 Method = Literal["lora", "ia3", "prompt", "prefix", "p-tuning"]
@@ -40,7 +40,7 @@ def _several(given: Any) -> Any:
 
 class Adapter(Frozen):
     method: Method = doc("lora, ia3, prompt, prefix or p-tuning", "lora")
-    path: Location | None = doc("A saved adapter (PEFT's folder, or a checkpoint of one) to go on with", None)
+    path: Source | None = doc("A saved adapter (PEFT's folder, or a checkpoint of one) to go on with", None)
     trained: bool = doc("False: the adapter at path stays as it is, below the others", True)
     name: str = doc("Name that distinguishes several adapters", "default", pattern=r"^[A-Za-z0-9_-]+$")
     targets: Annotated[Literal["all-linear"] | list[Ending], BeforeValidator(_several)] | None = doc(
@@ -125,7 +125,7 @@ def _contradictions(adapter: Adapter) -> Iterator[Problem]:
         for key in sorted(given - FREE_WITH_PATH):
             yield Problem(f"adapter.{key}", "the adapter at adapter.path has its own", "leave it out")
         config = adapter.path.expanduser() / "adapter_config.json"
-        if not config.is_file():
+        if store_address(adapter.path) is None and not config.is_file():
             fix = "give a folder that PEFT's save_pretrained wrote, or a checkpoint step-... of an adapter run"
             several = sorted(file.parent.name for file in config.parent.glob("*/adapter_config.json"))
             fix = f"it holds several: give {' or '.join(several)} in it" if several else fix

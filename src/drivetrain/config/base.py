@@ -21,13 +21,13 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from drivetrain.config.files import no_path, no_text
-from drivetrain.config.location import why_not_here
+from drivetrain.config.location import why_not_readable
 
 
 def _named(given: str) -> str:
-    why = no_path(given) or why_not_here(given)
+    why = no_path(given) or why_not_readable(given)
     if why is not None:
-        raise ValueError(f"input should be a path or a hub id; {why}")
+        raise ValueError(f"input should be a path, an address in a store or a hub id; {why}")
     return given
 
 
@@ -117,7 +117,7 @@ def _converted(given: Any, kinds: frozenset[type], in_python: bool) -> Any:
     """
     if isinstance(given, str):
         is_path = Path in kinds and str not in kinds
-        why = no_path(given) or why_not_here(given) if is_path else no_text(given)
+        why = no_path(given) if is_path else no_text(given)
         if why is not None:
             raise ValueError(f"input should be a {'path' if is_path else 'text'}; {why}")
         if is_path and in_python:

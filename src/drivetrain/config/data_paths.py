@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from drivetrain.config.location import store_address
 from drivetrain.errors import Problem
 
 
@@ -20,11 +21,16 @@ class MissingPath(Problem):
 def looks_like_hub_id(path: str) -> bool:
     """`name` or `owner/name` without a file ending; a local path of that form wins where it exists."""
     given = Path(path)
+    if store_address(path) is not None:
+        return False
     return not given.exists() and not given.is_absolute() and len(given.parts) == 2 and "." not in given.name
 
 
 def missing(field: str, path: Path) -> Iterator[Problem]:
-    """Yields a problem where nothing is at `path`; a path with wildcards stands for the files that it matches."""
+    """Yields a problem where nothing is at `path`; a path with wildcards stands for the files that it matches. An
+    address in a store is looked up when it is fetched."""
+    if store_address(path) is not None:
+        return
     if glob.has_magic(str(path)) and not path.exists():
         if not glob.glob(str(path), recursive=True):
             fix = f"patterns are taken from the current folder, {Path.cwd()}"

@@ -13,7 +13,7 @@ from drivetrain.config.data_paths import looks_like_hub_id, missing
 from drivetrain.config.generation import Generation
 from drivetrain.config.language_model import LanguageModelModel
 from drivetrain.config.language_stages import STAGES, SampleKind, StageName
-from drivetrain.config.location import Location
+from drivetrain.config.location import Location, Source
 from drivetrain.config.machine import Machine
 from drivetrain.config.model_files import beyond_context, lacks_template
 from drivetrain.config.preference import Preference, preference_problems
@@ -89,7 +89,7 @@ class LanguageData(Frozen):
     evaluation_fraction: float = doc(
         "Share of train held out when evaluation is not given; 0 holds nothing out", 0.1, ge=0, lt=1
     )
-    registry: Location | None = doc("LLaMA-Factory's dataset_info.json, or its folder: data sets by name", None)
+    registry: Source | None = doc("LLaMA-Factory's dataset_info.json, or its folder: data sets by name", None)
     documents: Documents = doc(
         "pretrain: the documents of a text file: the whole file, each line, or the text between blank lines or, with "
         "{separator: ...}, between separators",
@@ -132,6 +132,7 @@ class LanguageData(Frozen):
 class LanguageModel(WorkloadBlock):
     ACCOUNTS: ClassVar[str] = "drivetrain.workloads.language_report:accounts_without_samples"
     MADE_DATA: ClassVar[str] = "drivetrain.workloads.made_data:language"
+    MADE_DATA_REPEAT: ClassVar[bool] = True
     type: Literal["language_model"] = doc("Task", "language_model")
     stage: StageName = doc("; ".join(f"{stage.name}: {stage.learns}" for stage in STAGES.values()), "pretrain")
     model: LanguageModelModel = doc("Model to train")

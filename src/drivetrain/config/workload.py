@@ -256,7 +256,7 @@ class UserModule(WorkloadBlock):
 
     IMPLEMENTATION: ClassVar[str] = "drivetrain.workloads.user_module:UserModuleWorkload"
     type: Literal["module"] = doc("Task", "module")
-    path: Path = doc("Python file that defines the model, the data and the loss")
+    path: Location = doc("Python file that defines the model, the data and the loss")
     options: dict[str, Any] = doc("Keyword arguments for the file's functions", {})
 
     @property

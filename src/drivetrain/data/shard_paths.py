@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
+import math
 import re
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from drivetrain.errors import problem
 BRACES = re.compile(r"\{([^{}]*)\}")
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MOST_SHOWN = 5
+MOST_FILES = 1_000_000  # that braces stand for: a slip of the pen would fill the memory
 
 
 def is_pattern(path: str) -> bool:
@@ -34,7 +37,11 @@ def shard_files(path: str, field: str, endings: tuple[str, ...]) -> list[Path]:
         if not given.is_file():
             raise problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
         return [given]
-    names = _expanded(str(given))
+    if (count := num_expanded(str(given))) > MOST_FILES:
+        raise problem(
+            field, f"{path} stands for {count:,} files", f"correct the numbers in braces: {MOST_FILES:,} are the most"
+        )
+    names = expanded(str(given))
     files = [
         file for name in names for file in (_matching(name) if any(mark in name for mark in "*?[") else [Path(name)])
     ]
@@ -48,7 +55,7 @@ def shard_files(path: str, field: str, endings: tuple[str, ...]) -> list[Path]:
     return files
 
 
-def _expanded(path: str) -> list[str]:
+def expanded(path: str) -> list[str]:
     """Expands braces that are not nested, as a shell does: {000..099} keeps the zeros, {a,b} is a list."""
     choices = []
     for number, part in enumerate(BRACES.split(path)):
@@ -62,6 +69,15 @@ def _expanded(path: str) -> list[str]:
     return ["".join(each) for each in itertools.product(*choices)]
 
 
+def num_expanded(path: str) -> int:
+    """Returns the number of names that `expanded` returns, without making them."""
+    counts = []
+    for part in BRACES.findall(path):
+        found = RANGE.fullmatch(part)
+        counts.append(abs(int(found[2]) - int(found[1])) + 1 if found is not None else part.count(",") + 1)
+    return math.prod(counts)
+
+
 def _matching(pattern: str) -> list[Path]:
-    path = Path(pattern)
-    return sorted(file for file in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if file.is_file())
+    """Returns the files that a pattern matches, sorted. As in a shell, a wildcard matches no hidden name."""
+    return sorted(file for file in map(Path, glob.glob(pattern, recursive=True)) if file.is_file())

@@ -11,6 +11,7 @@ from torch import nn
 
 from drivetrain.checkpoint.directory import read_manifest
 from drivetrain.config.run import RunConfig
+from drivetrain.data.remote_sources import fetched
 from drivetrain.export.formats import kind_of
 from drivetrain.export.request import Request
 from drivetrain.inference.weights import find_checkpoint
@@ -67,6 +68,7 @@ class Source:
 
 def opened(run: RunConfig, request: Request) -> Source:
     """Reads the run's data and finds its checkpoint. Raises UserError."""
+    run = fetched(run)
     workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
     return Source(run, workload, find_checkpoint(run, workload, request.checkpoint), request)
 

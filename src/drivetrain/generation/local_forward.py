@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psutil
 import torch
@@ -16,6 +17,8 @@ from drivetrain.models.merged_adapters import is_whole
 
 LOG = logging.getLogger(__name__)
 CACHE_SHARE = 0.5  # of the memory that is free
+# model → whether its cache works, which is tried once, and not for each batch of answers of a training
+_CACHE_WORKS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 TRIED = ((3, 1, 4, 1, 5), (2, 7, 1))  # prompts of two lengths, with which a model's cache is tried
 
 
@@ -41,10 +44,14 @@ def stores_of(forward: Forward, model: Any) -> Callable[[Forward], RowStore]:
     from drivetrain.generation.cache import windows_of  # imports Transformers, as building its model did
 
     windows = windows_of(model.config) if is_whole(model) else None
-    if windows is not None and _agree(CachedRows(forward, model, windows), WholeRows(forward), _tolerance(model)):
-        return lambda forward: CachedRows(forward, model, windows)
-    LOG.warning("%s has no cache that works here: each token runs the whole sequence", type(model).__name__)
-    return WholeRows
+    if model not in _CACHE_WORKS:
+        stores = None if windows is None else (CachedRows(forward, model, windows), WholeRows(forward))
+        _CACHE_WORKS[model] = stores is not None and _agree(*stores, _tolerance(model))
+        if not _CACHE_WORKS[model]:
+            LOG.warning("%s has no cache that works here: each token runs the whole sequence", type(model).__name__)
+    if windows is None or not _CACHE_WORKS[model]:
+        return WholeRows
+    return lambda forward: CachedRows(forward, model, windows)
 
 
 def cells_of(model: Any) -> int:

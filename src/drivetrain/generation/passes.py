@@ -61,6 +61,11 @@ class Passes:
         everyone = self._ranks.on_each(lambda: (rank, [work()] if counts else []))
         return next(found[0] for other, found in everyone if found and other == rank)
 
+    def of_data_ranks(self, value: T) -> list[T]:
+        """Returns the value of each rank that has samples of its own; of the ranks that share samples, one's."""
+        counts = self._engine.counts_samples
+        return [found[0] for found in self._ranks.all_gather([value] if counts else []) if found]
+
     def answers(
         self, prompts: Sequence[Prompt], draws: Sequence[int], settings: Generation | None = None
     ) -> list[list[int]]:

@@ -11,6 +11,7 @@ from drivetrain.checkpoint.run_state import verify_weights
 from drivetrain.config.files import read_yaml
 from drivetrain.config.load import validate
 from drivetrain.config.run import RunConfig
+from drivetrain.data.remote_sources import fetched
 from drivetrain.errors import UserError, problem
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.training.report import RunReport
@@ -34,7 +35,7 @@ def run_in(file: Path, **given: str) -> RunConfig:
     run, problems = validate({"name": file.stem, **read_yaml(file), **given}, [])
     if run is None or problems:
         raise UserError(problems)
-    return run
+    return fetched(run, data=False) if run.adapter else run  # whose base is no part of a checkpoint
 
 
 def run_around(place: Path) -> RunFolder | None:

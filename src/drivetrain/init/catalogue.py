@@ -22,7 +22,7 @@ def recipes() -> Iterator[tuple[str, str]]:
 def recipe(name: str) -> Path:
     """Returns the file of a recipe. Raises UserError with the nearest name if there is none."""
     file = FOLDER / f"{name.removesuffix('.yaml')}.yaml"
-    if not file.is_file():
+    if file.parent != FOLDER or not file.is_file():  # a name with .. or / is none
         known = [each for each, _ in recipes()]
         near = difflib.get_close_matches(name, known, n=1)
         fix = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"

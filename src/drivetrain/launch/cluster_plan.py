@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
 from drivetrain.launch.cluster import machine_of
@@ -12,8 +14,16 @@ from drivetrain.plan.machines import Cluster, cluster, too_many_devices, too_man
 from drivetrain.plan.rows import gib, row
 
 
-def plan_notices(run: RunConfig, machine: str | None) -> list[str]:
-    """Returns what each rank would take, and a warning if that does not fit. Raises UserError for an unknown machine,
+@dataclass(frozen=True)
+class Verdict:
+    """The plan's verdict on a run. sentence: for the reader. fits: None where it is not known."""
+
+    sentence: str
+    fits: bool | None = None
+
+
+def plan_verdict(run: RunConfig, machine: str | None) -> Verdict:
+    """Returns what each rank would take, and whether that fits. Raises UserError for an unknown machine,
     and for one with fewer nodes or devices than the run takes.
 
     machine: as `drivetrain plan --machine` takes it, where one node stands for each of the run's; None: only memory is
@@ -27,21 +37,22 @@ def plan_notices(run: RunConfig, machine: str | None) -> list[str]:
         if problems:
             raise UserError(problems)
     if run.processes is None and run.engine.takes_processes:
-        return ["no plan: processes was left out, the ranks of one machine"]
+        return Verdict("no plan: processes was left out, the ranks of one machine")
     host = machine_of(run) if there is None else there.host
     kind = there or Cluster(run.nodes, host.device_count, "device", None, None, host)
     estimator = Traced(kind.over(run.nodes))
     try:
         costs = estimator.costs(run)
     except UserError as error:
-        return [f"no plan: {error.problems[0].field}: {error.problems[0].why}"]
+        return Verdict(f"no plan: {error.problems[0].field}: {error.problems[0].why}")
     except NotPlanned as error:
-        return [f"no plan: {error}"]
+        return Verdict(f"no plan: {error}")
     takes = f"planned: a rank takes {gib(costs.memory.reserved)} for tensors at its peak"
     if there is None:
-        return [f"{takes}; --machine 8xH100-80GB, as yours is called, says whether that fits"]
+        return Verdict(f"{takes}; --machine 8xH100-80GB, as yours is called, says whether that fits")
     planned = row(run, run, costs, estimator)
     seconds = "" if planned.seconds is None else f", and {planned.seconds:.3g} s a step"
     if planned.fits == "yes":
-        return [f"{takes} of {gib(planned.capacity)}{seconds}"]
-    return [f"{takes}: {planned.verdict}. `drivetrain plan` with the same --machine finds a way that fits"]
+        return Verdict(f"{takes} of {gib(planned.capacity)}{seconds}", True)
+    sentence = f"{takes}: {planned.verdict}. `drivetrain plan` with the same --machine finds a way that fits"
+    return Verdict(sentence, planned.fits != "no")

@@ -120,7 +120,7 @@ def _look_at_the_work(result: DryRun, run: RunConfig, machine: Machine, is_repla
     workload = result.collect(lambda: read_workload(run, training=is_cut))
     if workload is None:
         return
-    result.collect(lambda: _read_first(workload))
+    result.collect(lambda: read_first(workload))
     result.facts |= {"data": _of_the_data(workload)}
     if is_cut:
         result.notices += preflight.workload_notes(run, workload)
@@ -138,7 +138,7 @@ def _look_at_the_work(result: DryRun, run: RunConfig, machine: Machine, is_repla
         result.collect(lambda: _plan(result, run, machine, workload))
 
 
-def _read_first(workload: Workload) -> None:
+def read_first(workload: Workload) -> None:
     """Makes a batch of the first samples. Raises UserError if they cannot be read, by whatever error of user code."""
     try:
         workload.collate([workload.train.load(index, 0) for index in draws(workload.train, 2)])

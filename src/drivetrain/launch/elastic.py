@@ -23,6 +23,7 @@ from drivetrain.launch.job import Job, Result, lost
 from drivetrain.launch.outcome import RankOutcome, cause_of, clear, outcomes, raised
 from drivetrain.launch.rendezvous import Meeting
 from drivetrain.launch.variables import RECORDER, variables
+from drivetrain.memory.garbage import importing
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -42,10 +43,11 @@ class Hung(Died):
 
 def one_attempt(task: Job, folder: Path, meeting: Meeting, processes: int) -> Result:
     """Returns the result of this machine's first rank. Raises Died, or the failure that came first."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
-    from torch.distributed.launcher.api import elastic_launch
+    with importing():
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
+        from torch.distributed.launcher.api import elastic_launch
 
     failure: ChildFailedError | None = None
     clear(folder)

@@ -1,4 +1,4 @@
-"""Does a job in this process: all of it, or one rank's part."""
+"""Does a job in this process: all of it, or one rank's part. What only one verb needs is imported by that verb."""
 
 from __future__ import annotations
 
@@ -8,23 +8,18 @@ from dataclasses import asdict
 from typing import Any
 
 from drivetrain.distributed.communicator import is_first_rank
-from drivetrain.inference import timing, verbs
-from drivetrain.inference.prediction_file import PredictionFile
 from drivetrain.launch.group import group_of_one
 from drivetrain.launch.job import Job, Result
 from drivetrain.launch.variables import QUIET_PROFILER, of_the_run, variables
 from drivetrain.memory.allocator import grow_segments
+from drivetrain.memory.garbage import importing
 from drivetrain.memory.limit import limited
 from drivetrain.objects import held
-from drivetrain.profile.recording import record
-from drivetrain.prove.trace import trace
 from drivetrain.runtime.attempt import Attempt
 from drivetrain.runtime.hardware import detect
 from drivetrain.runtime.heartbeat import Heart
 from drivetrain.runtime.library_messages import hush
 from drivetrain.runtime.run_folder import RunFolder
-from drivetrain.training.batch_size_finder import find
-from drivetrain.training.run import run
 
 
 def perform(task: Job, attempt: Attempt | None = None, heart: Heart | None = None) -> Result:
@@ -46,6 +41,8 @@ def perform(task: Job, attempt: Attempt | None = None, heart: Heart | None = Non
 
 
 def _train(task: Job, attempt: Attempt, heart: Heart | None) -> Result:
+    with importing():
+        from drivetrain.training.run import run
     machine = detect(task.run.device)
     report, code = run(task.run, machine, task.notices, task.resume, task.overwrite, task.quiet, attempt, heart)
     if task.planned is not None:
@@ -56,18 +53,25 @@ def _train(task: Job, attempt: Attempt, heart: Heart | None) -> Result:
 
 
 def _fit(task: Job, attempt: Attempt | None) -> Result:
+    from drivetrain.training.batch_size_finder import find
+
     folder = None if attempt is None else attempt.folder
     assert folder is not None, "sizes are tried in processes of their own"
     return Result(code=0, value=asdict(find(task.run, detect(task.run.device), folder, task.quiet)))
 
 
 def _evaluate(task: Job) -> Result:
+    from drivetrain.inference import verbs
+
     assert task.checkpoint is not None
     return Result(code=0, value=verbs.evaluate(task.run, detect(task.run.device), task.checkpoint, task.scores))
 
 
 def _predict(task: Job) -> Result:
     """Returns the number of rows; they go to the job's output or, one JSON object a line, to the screen."""
+    from drivetrain.inference import verbs
+    from drivetrain.inference.prediction_file import PredictionFile
+
     assert task.checkpoint is not None
     file = None if task.output is None else PredictionFile(task.output)
     begin = {} if file is None else {"begin": file.begin}
@@ -86,17 +90,23 @@ def _print(row: dict[str, Any]) -> bool:
 
 
 def _time_predictions(task: Job) -> Result:
+    from drivetrain.inference import timing
+
     report = timing.time_predictions(task.run, detect(task.run.device), task.checkpoint)
     return Result(code=0, value=report.model_dump())
 
 
 def _trace(task: Job) -> Result:
     """Records a trace. resume: whether to test one in the middle."""
+    from drivetrain.prove.trace import trace
+
     found = trace(task.run, detect(task.run.device), task.steps, task.resume, task.evaluates, _tell)
     return Result(code=0, value=found.model_dump())
 
 
 def _profile(task: Job) -> Result:
+    from drivetrain.profile.recording import record
+
     with variables(QUIET_PROFILER):
         return Result(code=0, value=record(task.run, detect(task.run.device), task.steps, task.output))
 

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from io import StringIO
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,12 +25,14 @@ from drivetrain.launch.slurm import SAVED
 
 PORT = 29500
 CONFIG = PurePosixPath("/etc/drivetrain")  # the folder of the run file in a pod
+SHARED_MEMORY = PurePosixPath("/dev/shm")
 NODE = "node"  # the name of the pods' group, which Kubeflow Trainer prescribes
 SPARE_SECONDS = 30  # after the time for a save, until Kubernetes ends a pod
 MOST_NAME = 40  # of the 63 characters that a pod's name may have: JobSet adds group, numbers and a random end
 PREEMPTED = "PodFailurePolicy"  # the reason of a job that a pod's disruption failed
 STEP = "trainer.kubeflow.org/trainjob-ancestor-step"  # by this label a TrainJob finds the pods that train
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")  # of an object of Kubernetes
+KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")  # of a ConfigMap
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTP]i?)?")
 MOST_RUN_FILE = 900_000  # bytes
 Manifest = dict[str, Any]
@@ -65,6 +68,7 @@ def request(
     volumes: CLAIM:/place each. work_folder: None for the first volume's place.
     """
     found, problems = dict[str, str](), list[Problem]()
+    taken = {CONFIG: "the run file", SHARED_MEMORY: "the shared memory"}
     if not image:
         problems.append(Problem("--image", "was not given", "name an image with drivetrain in it"))
     for each in volumes:
@@ -73,8 +77,12 @@ def request(
             problems.append(Problem("--volume", f"{each!r} is no CLAIM:/place", "as in --volume datasets:/data"))
         elif claim in found:
             problems.append(Problem("--volume", f"the claim {claim} is named twice", "mount a claim once"))
+        elif PurePosixPath(place) in taken:
+            why = f"{place} is mounted already: by {taken[PurePosixPath(place)]}"
+            problems.append(Problem("--volume", why, "give each claim a place of its own"))
         else:
             found[claim] = str(PurePosixPath(place))
+            taken[PurePosixPath(place)] = f"the claim {claim}"
     if not volumes:
         why = "was not given: checkpoints would be lost with the pod"
         problems.append(Problem("--volume", why, "mount a claim for runs and data: --volume CLAIM:/place"))
@@ -102,9 +110,14 @@ def _refuse(run: RunConfig, asked: Request, run_file: Path) -> None:
 
 
 def object_name(name: str) -> str:
-    """Returns a run's name as Kubernetes takes names."""
-    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:MOST_NAME].strip("-")
-    return plain or "run"
+    """Returns a run's name as Kubernetes takes names: small letters, digits and dashes, a letter first. Where that
+    loses letters, as Chinese ones, a number made of the whole name follows, so that no two runs share a name."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    plain = plain if plain[:1].isalpha() else f"run-{plain}".strip("-")
+    if name.isascii():
+        return plain[:MOST_NAME].strip("-")
+    number = blake2b(name.encode("utf-8", "surrogateescape"), digest_size=3).hexdigest()
+    return f"{plain[: MOST_NAME - len(number) - 1].strip('-')}-{number}"
 
 
 def jobset(run_file: Path, overrides: Sequence[str], run: RunConfig, asked: Request) -> list[Manifest]:
@@ -118,7 +131,7 @@ def jobset(run_file: Path, overrides: Sequence[str], run: RunConfig, asked: Requ
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": _metadata(name, asked, labels),
-        "spec": _jobset_spec(name, run, asked, command, {}),
+        "spec": _jobset_spec(name, run_file, run, asked, command, {}),
     }
     return [_run_file(name, run_file, asked), found]
 
@@ -141,7 +154,7 @@ def trainjob(run_file: Path, overrides: Sequence[str], run: RunConfig, asked: Re
             **(
                 {} if asked.queue is not None else {"podGroupPolicy": {"coscheduling": {"scheduleTimeoutSeconds": 600}}}
             ),
-            "template": {"spec": _jobset_spec(name, run, asked, command, {STEP: "trainer"})},
+            "template": {"spec": _jobset_spec(name, run_file, run, asked, command, {STEP: "trainer"})},
         },
     }
     job = {
@@ -168,8 +181,14 @@ def _run_file(name: str, run_file: Path, asked: Request) -> Manifest:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(name, asked, {}),
-        "data": {run_file.name: text},
+        "data": {_key(run_file): text},
     }
+
+
+def _key(run_file: Path) -> str:
+    """Returns the run file's key in its ConfigMap: its name, where that can be one."""
+    name = run_file.name
+    return name if KEY.fullmatch(name) and not name.startswith("..") else "run.yaml"
 
 
 def _command(run_file: Path, overrides: Sequence[str], run: RunConfig, rank: str, meeting: str) -> list[str]:
@@ -187,7 +206,9 @@ def _command(run_file: Path, overrides: Sequence[str], run: RunConfig, rank: str
     return ["sh", "-c", " ".join(line)]
 
 
-def _jobset_spec(name: str, run: RunConfig, asked: Request, command: list[str], labels: Mapping[str, str]) -> Manifest:
+def _jobset_spec(
+    name: str, run_file: Path, run: RunConfig, asked: Request, command: list[str], labels: Mapping[str, str]
+) -> Manifest:
     job = {
         "parallelism": run.nodes,
         "completions": run.nodes,
@@ -196,7 +217,7 @@ def _jobset_spec(name: str, run: RunConfig, asked: Request, command: list[str], 
         "podFailurePolicy": {"rules": [_disrupted(), _saved()]},
         "template": {
             "metadata": {"labels": {"drivetrain/run": name}},
-            "spec": _pod(name, run, asked, command),
+            "spec": _pod(name, run_file, run, asked, command),
         },
     }
     uncounted = {
@@ -235,11 +256,12 @@ def _saved() -> Manifest:
     return {"action": "FailJob", "onExitCodes": codes}
 
 
-def _pod(name: str, run: RunConfig, asked: Request, command: list[str]) -> Manifest:
-    mounts = [{"name": claim, "mountPath": place} for claim, place in asked.volumes.items()]
-    volumes: list[Manifest] = [
-        {"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in asked.volumes
-    ]
+def _pod(name: str, run_file: Path, run: RunConfig, asked: Request, command: list[str]) -> Manifest:
+    # numbered, since a claim may be called as another volume is
+    numbered = [(f"claim-{number}", *each) for number, each in enumerate(asked.volumes.items(), start=1)]
+    mounts = [{"name": volume, "mountPath": place} for volume, _, place in numbered]
+    volumes = [{"name": volume, "persistentVolumeClaim": {"claimName": claim}} for volume, claim, _ in numbered]
+    file = {"name": name, "items": [{"key": _key(run_file), "path": run_file.name}]}
     return {
         "restartPolicy": "Never",  # OnFailure would restart a pod alone
         "terminationGracePeriodSeconds": run.grace_seconds + SPARE_SECONDS,
@@ -252,13 +274,13 @@ def _pod(name: str, run: RunConfig, asked: Request, command: list[str]) -> Manif
                 "resources": _resources(run, asked),
                 "volumeMounts": [
                     {"name": "run-file", "mountPath": str(CONFIG), "readOnly": True},
-                    {"name": "shared-memory", "mountPath": "/dev/shm"},
+                    {"name": "shared-memory", "mountPath": str(SHARED_MEMORY)},
                     *mounts,
                 ],
             }
         ],
         "volumes": [
-            {"name": "run-file", "configMap": {"name": name}},
+            {"name": "run-file", "configMap": file},
             # loader workers and NCCL hand tensors over in it; a container has 64 MB of it otherwise
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
             *volumes,

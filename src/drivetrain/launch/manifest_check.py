@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from drivetrain.errors import Problem, UserError, last_line, problem
-from drivetrain.launch.kubernetes import NAME, NODE
+from drivetrain.launch.kubernetes import KEY, NAME, NODE
 
 KINDS = {
     ("v1", "ConfigMap"): "IoK8sApiCoreV1ConfigMap",
@@ -167,6 +167,11 @@ def _name(document: dict[str, Any], path: str) -> Iterator[Problem]:
     if not isinstance(name, str) or not NAME.fullmatch(name) or len(name) > MOST_NAME:
         why = f"{name!r} is no name: small letters, digits and dashes, at most {MOST_NAME}"
         yield Problem(f"{path}.metadata.name", why, "rename it")
+    data = document.get("data") if path == "ConfigMap" else None
+    for key in data if isinstance(data, dict) else ():
+        if not isinstance(key, str) or not KEY.fullmatch(key):
+            why = f"{key!r} is no key: letters, digits, dots, dashes and underscores, at most 253"
+            yield Problem(f"{path}.data", why, "rename it")
 
 
 def _references(document: dict[str, Any], documents: Sequence[Any]) -> Iterator[Problem]:
@@ -204,6 +209,9 @@ def _job(job: Any, path: str, documents: Sequence[Any]) -> Iterator[Problem]:
     if _at(job, "backoffLimit") != 0:
         yield Problem(f"{path}.backoffLimit", "is not 0: a pod would come back alone, and meet no other", "set it to 0")
     pod = _at(job, "template", "spec")
+    given = [each.get("name") for each in _mappings(_at(pod, "volumes"))]
+    for name in sorted({str(each) for each in given if given.count(each) > 1}):
+        yield Problem(f"{path}.volumes", f"two are called {name}", "rename one of them, and its mounts")
     volumes = {each.get("name"): each for each in _mappings(_at(pod, "volumes"))}
     for container in _mappings(_at(pod, "containers")):
         mounted = {each.get("name") for each in _mappings(container.get("volumeMounts"))}

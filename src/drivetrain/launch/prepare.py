@@ -17,6 +17,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.launch.external_launcher import OuterLauncher, accelerate_problems
 from drivetrain.launch.job import Node
+from drivetrain.memory.garbage import importing
 from drivetrain.objects import held
 from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
 
@@ -122,7 +123,8 @@ def judged(run: RunConfig | None, problems: list[Problem], node: Node | None, mo
         raise UserError(problems)
     if run.workload.needs_objects and not held.held():
         raise held.missing()
-    from drivetrain.runtime.hardware import detect  # only now: a broken run file is answered without importing torch
+    with importing():  # only now: a broken run file is answered without importing torch
+        from drivetrain.runtime.hardware import detect
 
     machine = detect(run.device)
     problems = [*problems, *accelerate_problems(run)]

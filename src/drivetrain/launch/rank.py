@@ -21,6 +21,7 @@ from drivetrain.launch.diagnostics.process_state import waits_on_gpu
 from drivetrain.launch.diagnostics.stack_request import Answers, pulse_file
 from drivetrain.launch.job import Job
 from drivetrain.launch.outcome import RankOutcome, clear, done, failed
+from drivetrain.memory.garbage import importing, own_process
 from drivetrain.runtime.heartbeat import Heart
 
 TASK = "task.json"
@@ -34,10 +35,12 @@ def main(folder: Path, parent: int) -> None:
     number, code = int(os.environ["LOCAL_RANK"]), 1
     try:
         heart = Heart(pulse_file(folder, number), rank, Answers(folder, number), waits_on_gpu).start()
-        from drivetrain.launch.execute import perform
-        from drivetrain.launch.group import join
-        from drivetrain.runtime.attempt import Attempt
-        from drivetrain.runtime.hardware import detect
+        own_process()
+        with importing():
+            from drivetrain.launch.execute import perform
+            from drivetrain.launch.group import join
+            from drivetrain.runtime.attempt import Attempt
+            from drivetrain.runtime.hardware import detect
 
         if number == 0:  # of ranks that made room for a node which came late
             clear(folder)

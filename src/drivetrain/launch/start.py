@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from drivetrain.errors import Interrupted, problem
+from drivetrain.data.remote_sources import fetched
+from drivetrain.errors import Interrupted, UserError, problem
 from drivetrain.launch.external_launcher import OuterLauncher
 from drivetrain.launch.job import Job, Node, Result, lost
+from drivetrain.memory.garbage import importing
 from drivetrain.runtime.heartbeat import Heart
 from drivetrain.runtime.lock import held
 
@@ -16,7 +18,7 @@ from drivetrain.runtime.lock import held
 def start(task: Job, node: Node | None = None) -> Result:
     """Does the job in as many processes as its run asks for. Returns a result or raises errors, as if there were one
     process."""
-    node = node or Node()
+    node, task = node or Node(), _with_sources(task)
     outer = OuterLauncher.here()
     if outer is not None:
         _refuse_again(task)
@@ -24,16 +26,28 @@ def start(task: Job, node: Node | None = None) -> Result:
         with _own_folder(task, outer.rank == 0) as ready:
             return _joining(ready)
     with _own_folder(task, node.rank == 0) as ready:
-        from drivetrain.launch.restarts import cut_to_fit, in_ranks
-
+        with importing():
+            from drivetrain.launch.restarts import cut_to_fit, in_ranks
         if task.run.world_size > 1 or task.max_restarts:
             return in_ranks(ready, node)
-        from drivetrain.launch.diagnostics.stack_request import Alone
-        from drivetrain.launch.execute import perform
-
+        with importing():
+            from drivetrain.launch.diagnostics.stack_request import Alone
+            from drivetrain.launch.execute import perform
         ready = cut_to_fit(ready, node)
         with Heart(listener=Alone(task.run.hang_seconds)) as heart:
             return perform(ready, heart=heart)
+
+
+def _with_sources(task: Job) -> Job:
+    """Returns the job with this machine's copies of what its run reads from stores. Raises UserError with all that
+    cannot be fetched, and with what the files of a fetched model show."""
+    run = fetched(task.run)
+    if run is task.run:
+        return task
+    problems = [*run.workload.file_problems()]
+    if problems:
+        raise UserError(problems)
+    return task.model_copy(update={"run": run})
 
 
 def start_at_terminal(task: Job, node: Node) -> Result:

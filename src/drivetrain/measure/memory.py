@@ -41,6 +41,33 @@ def peaks(device: torch.device) -> dict[str, int]:
     return {"resident": _resident_peak()}
 
 
+class RecentMemory:
+    """The memory in use since the last look, and the largest of all looks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._largest: dict[str, int] = {}
+        self._process = psutil.Process()
+
+    def look(self) -> dict[str, int]:
+        """Returns bytes: of a GPU what was allocated and reserved at most since the last call; on a CPU what is
+        resident now, since a peak that begins anew would end the run's."""
+        if self._device.type != "cuda":
+            return {"resident": self._process.memory_info().rss}
+        found = peaks(self._device)
+        self._largest = joined_peaks(self._largest, found)
+        reset_peaks(self._device)
+        return found
+
+    def peaks(self) -> dict[str, int]:
+        """Returns the peaks of the whole run, as `peaks` would without the looks."""
+        return joined_peaks(self._largest, peaks(self._device))
+
+
+def joined_peaks(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
+
+
 def _resident_peak() -> int:
     # not ru_maxrss: in a child process that can be the parent's
     found = re.search(r"VmHWM:\s*(\d+) kB", _STATUS.read_text()) if _STATUS.exists() else None

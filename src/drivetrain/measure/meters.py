@@ -23,7 +23,7 @@ from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.measure.flops import FlopCount
 from drivetrain.measure.matmul import matmul_rate
-from drivetrain.measure.memory import TensorPeak, peaks, reset_peaks
+from drivetrain.measure.memory import RecentMemory, TensorPeak, reset_peaks
 from drivetrain.measure.observer import Observer
 from drivetrain.measure.throughput import Stopwatch, Throughput
 from drivetrain.measure.traffic import Traffic
@@ -62,6 +62,7 @@ class Meters:
         self._holder, self._instrument = holder, instrument
         self._stopwatch, self._throughput = stopwatch, Throughput()
         self._sampler = UtilisationSampler(self._device)
+        self._recent_memory = RecentMemory(self._device)
         self._steps = 0
         self._elements = self.samples = 0  # of steady and other steps alike, for the share of elements a sample
         self._flops_per_element: float | None = None
@@ -172,9 +173,18 @@ class Meters:
         """Returns the samples a second since the last call."""
         return self._throughput.recent()
 
+    def recent(self) -> dict[str, Any]:
+        """Returns what a point of the curve says of the device since the last call: memory, utilisation and
+        seconds_by_part."""
+        return {
+            "memory": self._tried("memory", self._recent_memory.look) or {},
+            "utilisation": self._sampler.recent(),
+            "seconds_by_part": {name: round(seconds, 6) for name, seconds in self._stopwatch.recent().items()},
+        }
+
     def summary(self, communicator: Communicator) -> dict[str, Any]:
         """Returns the measured fields of a RunReport: for all ranks together, and for each."""
-        memory = self._tried("peak memory", lambda: peaks(self._device)) or {}
+        memory = self._tried("peak memory", self._recent_memory.peaks) or {}
         # after the peaks, to which it would add, and not before the first step, which would wait for it
         yardstick = self._tried("the device's matmul rate", lambda: matmul_rate(self._device, self._dtype))
         if self._tensors is not None and self._device.type == "cpu":

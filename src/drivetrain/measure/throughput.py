@@ -25,6 +25,7 @@ class Stopwatch:
         self.heart = heart or Heart()
         self._on_gpu = device.type == "cuda"
         self._seconds: dict[str, float] = {}
+        self._reported: dict[str, float] = {}  # as they were at the last call of `recent`
         self._pending: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
@@ -54,6 +55,14 @@ class Stopwatch:
         """Returns the seconds by part. Waits for the device."""
         self._collect(wait=True)
         return dict(self._seconds)
+
+    def recent(self) -> dict[str, float]:
+        """Returns the seconds by part since the last call. Does not wait: a part that the device has not ended counts
+        next time."""
+        self._collect(wait=False)
+        before, self._reported = self._reported, dict(self._seconds)
+        found = {name: seconds - before.get(name, 0.0) for name, seconds in self._reported.items()}
+        return {name: seconds for name, seconds in found.items() if seconds > 0}
 
     def _collect(self, wait: bool) -> None:
         while self._pending:

@@ -37,6 +37,7 @@ class UtilisationSampler:
         self._series: list[tuple[float, float]] = []  # seconds since the start, share
         self._stride = self._seen = 0
         self._busy = self._known = 0.0  # seconds of the device; seconds of which its use is known
+        self._reported = (0.0, 0.0)  # seconds busy and known at the last call of `recent`
         self._peak: float | None = None
         self._start = self._last = time.perf_counter()
         self._stop = threading.Event()
@@ -60,6 +61,14 @@ class UtilisationSampler:
         mean = self._busy / self._known if self._known else None
         series = [[round(at, 2), round(share, 4)] for at, share in self._series]
         return {"mean": mean, "peak": self._peak, "samples": self._seen, "series": series, **self._source.extra()}
+
+    def recent(self) -> float | None:
+        """Returns the share of the device in use since the last call, 0 to 1; None if no sample was taken since."""
+        now, before = (self._busy, self._known), self._reported
+        if now[1] <= before[1]:
+            return None
+        self._reported = now
+        return (now[0] - before[0]) / (now[1] - before[1])
 
     def _sample(self) -> None:
         while not self._stop.wait(self._every):

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from drivetrain.models.cross_entropy import IGNORED
+from drivetrain.models.cross_entropy import IGNORED, kind_of_device
 
 SLAB_BYTES = 8 * 2**20  # of a slab's logits in fp32: with 64 MiB, which no cache holds, a CPU took a tenth longer
 LARGER_ON_GPU = 16  # where small products leave most of it idle
@@ -42,7 +42,7 @@ def are_many(hidden: Tensor, weight: Tensor) -> bool:
     rows are wide (H = 384, 896) and logits nearly fit into a cache (256 x 32,000, 4,096 x 8,000: 33 to 131 MB). Where
     they are more, their memory costs as much: 0.79 and 1.18 at 4,096 x 32,000 (H = 128, 384), 1.07 at 1,024 x 128,256.
     """
-    most = MANY_BYTES * (1 if hidden.device.type == "cpu" else MANY_ON_GPU)
+    most = MANY_BYTES * (1 if kind_of_device(hidden) == "cpu" else MANY_ON_GPU)
     return 4 * len(hidden) * len(weight) > most
 
 
@@ -99,7 +99,7 @@ def _compute_dtype(hidden: Tensor) -> torch.dtype:
 
 
 def _columns(hidden: Tensor) -> int:
-    most = SLAB_BYTES * (1 if hidden.device.type == "cpu" else LARGER_ON_GPU)
+    most = SLAB_BYTES * (1 if kind_of_device(hidden) == "cpu" else LARGER_ON_GPU)
     return max(LEAST_COLUMNS, most // (4 * max(1, len(hidden))))
 
 

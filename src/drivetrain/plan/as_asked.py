@@ -10,6 +10,7 @@ from pathlib import Path
 from drivetrain.config import rules
 from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig
+from drivetrain.data.remote_sources import fetched
 from drivetrain.errors import Problem, UserError
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.estimator import NotPlanned
@@ -43,7 +44,7 @@ def plan_as_asked(
         rows=tuple(ordered),
         choice=chosen(ordered),
         room=room_for_tensors(ordered[0].run, estimator),
-        notes=() if estimator.no_speed is None else (estimator.no_speed,),
+        notes=(*([] if estimator.no_speed is None else [estimator.no_speed]), *estimator.notes),
         steps=next((each.steps for each in ordered if each.steps is not None), None),
         price=price,
         traces=sum(each.costs is not None for each in rows),
@@ -70,6 +71,7 @@ def _read(
     if run is None or problems:
         raise UserError(problems)
     refuse_code_of_folders(run, run_file, trust)
+    run = fetched(run, data=False)
     if "nodes" not in run.model_fields_set and run.engine.traits.spreads:
         added = () if estimator.nodes == run.nodes else (f"nodes={estimator.nodes}",)
         return run.model_copy(update={"nodes": estimator.nodes}), added

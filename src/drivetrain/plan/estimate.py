@@ -5,6 +5,7 @@ from __future__ import annotations
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import RunError, UserError, last_line
+from drivetrain.plan.deep_trace import IRRELEVANT, Tracer
 from drivetrain.plan.estimator import NotPlanned
 from drivetrain.plan.machines import Cluster
 from drivetrain.plan.room import UNSEEN, room_of_a_rank
@@ -14,10 +15,8 @@ from drivetrain.plan.small_batches import measured_costs
 from drivetrain.plan.speeds import speeds_of
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.plan.step_time import StepTime
-from drivetrain.plan.trace import Untraceable, fullest_step_costs
+from drivetrain.plan.trace import Untraceable
 from drivetrain.training.auto_settings import order_of, total_steps_of
-
-IRRELEVANT = {"name", "output", "tracking", "checkpoints", "evaluation", "loop", "schedule"}  # to the costs of a step
 
 
 def refuse_offload(run: RunConfig, host: Machine) -> None:
@@ -36,6 +35,7 @@ class Traced:
         self.cluster = cluster
         self.samples = Samples()
         self._costs: dict[str, StepCosts] = {}
+        self._tracer = Tracer()
 
     @property
     def nodes(self) -> int:
@@ -62,13 +62,18 @@ class Traced:
             return f"times are not known: {error.problems[0].why}; {error.problems[0].fix}"
         return None
 
+    @property
+    def notes(self) -> list[str]:
+        """How the costs were found out: with all blocks of a model, or with a few."""
+        return [*self._tracer.notes]
+
     def costs(self, run: RunConfig, quick: bool = False) -> StepCosts:
         quick = quick and run.world_size > 1
         refuse_offload(run, self.host)
         key = f"{quick} {run.model_dump_json(exclude=IRRELEVANT)}"
         if key not in self._costs:
             try:
-                self._costs[key] = fullest_step_costs(run, self.host, self.samples.of(run), quick)
+                self._costs[key] = self._tracer.fullest_step_costs(run, self.host, self.samples.of(run), quick)
             except UserError:
                 raise
             except Untraceable as error:

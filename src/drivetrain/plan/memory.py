@@ -35,6 +35,28 @@ class Change:
     step: int
 
 
+@dataclass(frozen=True)
+class Levels:
+    """The memory of a step, change by change. points: (phase, bytes alive); changes: of earlier steps too, `before` of
+    them; roles: of storages."""
+
+    points: list[tuple[str, int]]
+    changes: list[Change]
+    before: int
+    roles: dict[int, MemoryPart]
+
+    def parts_at(self, place: int) -> dict[MemoryPart, int]:
+        """Returns what is alive after the change at a place among the points."""
+        alive: dict[int, int] = {}
+        for change in self.changes[: self.before + place + 1]:
+            alive[change.storage] = change.size
+        parts: Counter[MemoryPart] = Counter()
+        for number, size in alive.items():
+            if size:
+                parts[self.roles.get(number, "temporaries")] += size
+        return dict(parts)
+
+
 class MemoryRecord(TensorPeak):
     """Records storages of fake tensors while active. granularity: bytes that sizes are rounded up to, as an allocator
     does: 512 on CUDA, 1 on a CPU."""
@@ -73,27 +95,27 @@ class MemoryRecord(TensorPeak):
 
     def memory(self, reserved: int | None = None) -> StepMemory:
         """Returns the peak of the last step. reserved: of the allocator; None: as many as are allocated."""
+        levels = self.levels()
+        peak = max(size for _, size in levels.points)
+        place = next(place for place, (_, size) in enumerate(levels.points) if size == peak)
+        return StepMemory(peak, peak if reserved is None else reserved, levels.parts_at(place), thinned(levels.points))
+
+    def levels(self) -> Levels:
+        """Returns the bytes alive after each change of the last step."""
         alive: dict[int, int] = {}
-        total = peak = 0
-        at_peak: dict[int, int] = {}
+        total = 0
         points: list[tuple[str, int]] = []
-        for place, change in enumerate(self.changes):
+        before = 0
+        for change in self.changes:
             total += change.size - alive.get(change.storage, 0)
             alive[change.storage] = change.size
             if not change.size:
                 del alive[change.storage]
             if change.step < self._step:
-                continue
-            points.append((change.phase, total))
-            if total > peak:
-                peak, last = total, place
-        for change in self.changes[: last + 1]:
-            at_peak[change.storage] = change.size
-        parts: Counter[MemoryPart] = Counter()
-        for number, size in at_peak.items():
-            if size:
-                parts[self._roles.get(number, "temporaries")] += size
-        return StepMemory(peak, peak if reserved is None else reserved, dict(parts), _thinned(points))
+                before += 1
+            else:
+                points.append((change.phase, total))
+        return Levels(points, self.changes, before, self._roles)
 
     def _counts(self, storage: torch.UntypedStorage) -> bool:
         return storage.device.type in ("meta", "cpu")
@@ -131,7 +153,7 @@ class MemoryRecord(TensorPeak):
         super()._forget(key)
 
 
-def _thinned(points: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+def thinned(points: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     """Returns at most POINTS or so: of each stretch of one phase the highest."""
     each = math.ceil(len(points) / POINTS)
     found: list[tuple[str, int]] = []

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from drivetrain.errors import counted
 from drivetrain.plan.columns import columns, shown_rows
 from drivetrain.plan.page_bars import bars, memory_over_a_step
 from drivetrain.plan.page_chart import chart
+from drivetrain.plan.page_template import rendered
 from drivetrain.plan.questions import path_of
 from drivetrain.plan.rows import Plan
 from drivetrain.runtime.atomic_file import write_whole, writing
@@ -35,11 +34,10 @@ def write_page(plan: Plan, folder: Path, name: str, command: str) -> None:
 
 def as_html(plan: Plan, name: str, command: str) -> str:
     """Returns the page."""
-    template = files("drivetrain.plan").joinpath("page.html").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     path, shown = path_of(plan), columns(plan)
     rows, left_out = shown_rows(plan)
-    return environment.from_string(template).render(
+    return rendered(
+        "drivetrain.plan",
         name=name,
         machine=plan.machine,
         model=_model(plan),

@@ -12,6 +12,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.rules import precision_gap
 from drivetrain.config.run import RunConfig
+from drivetrain.data.remote_sources import fetched
 from drivetrain.errors import UserError, problem
 from drivetrain.plan.as_asked import plan_as_asked
 from drivetrain.plan.calibration import kept
@@ -53,6 +54,7 @@ def planned(
     if base is None or problems:
         raise UserError(problems)
     refuse_code_of_folders(base, run_file, trust)
+    base = fetched(base, data=False)
     named = {resolve_key(each.partition("=")[0])[0] for each in fixed}
     if "engine" not in named:  # the file's own engine is one of those that are searched
         asked = [*asked, "engine"]
@@ -106,7 +108,8 @@ def searched(base: RunConfig, space: Space, estimator: Traced, price: float | No
     if estimator.no_speed is not None:
         raise problem("engine", estimator.no_speed, "then the quickest way can be searched")
     whole = with_global_batch(base, estimator.nodes * estimator.devices_per_node)
-    return search(base, space, estimator, estimator.steps(whole), price)
+    found = search(base, space, estimator, estimator.steps(whole), price)
+    return replace(found, notes=(*found.notes, *estimator.notes))
 
 
 def fixed_of(base: RunConfig) -> frozenset[str]:

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 from drivetrain.config.run import RunConfig
+from drivetrain.data.language.samples import JoinedSamples
 from drivetrain.training.assemble import read_workload
 from drivetrain.workloads.base import Workload
 
 DECIDES = {"workload", "seed", "adapter", "quantised_base", "quantisation_aware"}
+
+
+_TIMES: ContextVar[int] = ContextVar("times", default=1)  # that made data stand for their own number
+
+
+@contextmanager
+def repeated(times: int) -> Iterator[None]:
+    """While the block runs, the training data of a language model are taken so many times, one after the other: made
+    samples are all alike, and to write and tokenise a large number of them would take minutes."""
+    token = _TIMES.set(times)
+    try:
+        yield
+    finally:
+        _TIMES.reset(token)
 
 
 class Samples:
@@ -24,5 +43,12 @@ class Samples:
         """Returns the run's workload. Raises UserError where its data or model cannot be read."""
         key = run.model_dump_json(include=DECIDES)
         if self._workload is None or key != self._key:
-            self._key, self._workload = key, read_workload(run, training=True)
+            self._key, self._workload = key, read_workload(run, training=True, change=_repeat)
         return self._workload
+
+
+def _repeat(workload: Workload) -> None:
+    times = _TIMES.get()
+    if times > 1:
+        assert isinstance(workload.train, JoinedSamples), "only a language model's samples are repeated"
+        workload.train = JoinedSamples([*workload.train.parts] * times)

@@ -12,6 +12,9 @@ from pathlib import Path
 from drivetrain.config.files import read_yaml
 from drivetrain.config.load import load
 from drivetrain.errors import UserError, problem
+from drivetrain.plan.samples import repeated
+
+MOST_TOKENS, FEWEST = 2**18, 8  # tokens to make, or so many samples where these have more
 
 
 @contextmanager
@@ -35,8 +38,20 @@ def with_made_data(run_file: Path, samples: int | None, length: int | None) -> I
     module, _, function = run.workload.MADE_DATA.partition(":")
     with tempfile.TemporaryDirectory(prefix="made-data-") as folder:
         raw = read_yaml(run_file)
-        made = getattr(import_module(module), function)(run.workload, Path(folder), samples, length)
+        times = _times(samples, length) if run.workload.MADE_DATA_REPEAT else 1
+        made = getattr(import_module(module), function)(run.workload, Path(folder), samples // times, length)
         raw["workload"] = {**raw["workload"], "data": made}
         file = Path(folder) / run_file.name
         file.write_text(json.dumps(raw))
-        yield file
+        with repeated(times):
+            yield file
+
+
+def _times(samples: int, length: int) -> int:
+    """Returns how often to repeat fewer samples, so that they are exactly as many and not more than MOST_TOKENS are
+    tokenised; 1 where the number of samples has no such divisor."""
+    return next((times for times in range(1, samples + 1) if _divides(times, samples, length)), 1)
+
+
+def _divides(times: int, samples: int, length: int) -> bool:
+    return samples % times == 0 and samples // times * length <= max(MOST_TOKENS, FEWEST * length)

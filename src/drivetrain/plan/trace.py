@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
@@ -26,13 +26,14 @@ from drivetrain.distributed.real_numbers import real_numbers
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError, UserError
 from drivetrain.measure import flops, observer
+from drivetrain.models.cross_entropy import planned_for
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.plan import trace_answers
-from drivetrain.plan.memory import MemoryRecord
+from drivetrain.plan.memory import Levels, MemoryRecord
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.plan.trace_answers import OwnNumbers
 from drivetrain.plan.trace_batches import first_window, without_numbers
-from drivetrain.plan.trace_model import built_fake
+from drivetrain.plan.trace_model import CachedFakeMode, built_fake
 from drivetrain.plan.trace_operations import OperationRecord
 from drivetrain.plan.trace_ranks import fake_ranks
 from drivetrain.training.assemble import assemble_around
@@ -49,31 +50,23 @@ class Untraceable(RunError):
     """The model asks for numbers while it computes, so that it cannot be traced without them."""
 
 
-def fullest_step_costs(run: RunConfig, machine: Machine, workload: Workload, quick: bool = False) -> StepCosts:
-    """Returns the costs on the rank that takes most memory. Raises as `step_costs` does.
-
-    quick: traces the ranks of largest shards alone, of which samples may be shorter than others'.
-    """
-    found = [step_costs(run, machine, workload, rank) for rank in _unlike(run, quick)]
-    return max(found, key=lambda costs: costs.memory.allocated)
-
-
-def _unlike(run: RunConfig, quick: bool) -> list[int]:
-    """Returns a rank of each kind: the first one, which has the largest shards; the last one, which has the longest
-    samples; the first one of each pipeline stage. quick: without the last one."""
-    world, stages = run.world_size, run.engine.stages
-    first = {stage * (world // stages) for stage in range(stages)}
-    return sorted(first if quick else {*first, world - 1})
-
-
 def step_costs(run: RunConfig, machine: Machine, workload: Workload, rank: int = 0) -> StepCosts:
-    """Returns the costs of one step on one rank. Raises Untraceable, and what the engine raises at set-up.
+    """Returns the costs of one step on one rank. Raises as `step_trace` does, which has the arguments."""
+    return step_trace(run, machine, workload, rank)[0]
+
+
+def step_trace(
+    run: RunConfig, machine: Machine, workload: Workload, rank: int = 0, blocks: int | None = None
+) -> tuple[StepCosts, Levels]:
+    """Returns the costs of one step on one rank, and the memory through the step. Raises Untraceable, and what the
+    engine raises at set-up.
 
     run: of one engine, as `rules.judged` returns it. machine: the one that the run is planned for, which need not be
-    here. workload: built from the run's block; its data are read, its model is not built.
+    here. workload: built from the run's block; its data are read, its model is not built. blocks: of those that repeat,
+    how many the traced model has; None: all.
     """
     try:
-        return _traced(run, machine, workload, rank)
+        return _traced(run, machine, workload, rank, blocks)
     except (UserError, RunError):
         raise
     except Exception as error:  # whatever a model or a library does that cannot be done without numbers
@@ -91,19 +84,22 @@ def _why(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}{place}"
 
 
-def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int) -> StepCosts:
+def _traced(
+    run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int | None
+) -> tuple[StepCosts, Levels]:
     on_cpu = replace(machine, device="cpu")  # fake tensors of a device that torch was not built for end the process
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    # results of views are kept for the whole process, and were taken for views of another trace's smaller storage
-    mode.cache_enabled = False
+    mode = CachedFakeMode(allow_non_fake_inputs=True)
     record = Record(machine, _axis_of_all(run))
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         # DeepSpeed checks how its flat tensors are aligned
         warnings.filterwarnings("ignore", "(?s)Accessing the data pointer of FakeTensor")
+        # FSDP around tensor parallel: the loss is a view of a distributed tensor, which nothing writes to
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         ranks = stack.enter_context(fake_ranks(rank, run.world_size))
         stack.enter_context(arithmetic(run.precision_spec, on_cpu))
-        stack.enter_context(built_fake(workload, mode))
+        stack.enter_context(planned_for(machine.device))
+        stack.enter_context(built_fake(workload, mode, blocks))
         stack.enter_context(mode)
         stack.enter_context(OwnNumbers())
         engine = assemble_around(workload, run, on_cpu, ranks, part=record.memory.part, traced=True)
@@ -111,7 +107,8 @@ def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int) -> 
         with real_numbers():
             workload.rows = rows_of(run, machine, workload, compiles=False)
             window = first_window(run, on_cpu, workload, engine)
-        return record.of_two_steps(engine, without_numbers(window.micro_batches, mode), "traced")
+        costs = record.of_two_steps(engine, without_numbers(window.micro_batches, mode), "traced")
+        return costs, record.memory.levels()
 
 
 def measured_step_costs(run: RunConfig, machine: Machine, workload: Workload) -> StepCosts:

@@ -10,12 +10,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.data.loader import MicroBatch, Window
+from drivetrain.data.loader import MicroBatch, Window, training_windows
 from drivetrain.distributed.real_numbers import real_numbers
 from drivetrain.engines.base import Engine
 from drivetrain.memory.transfers import remember
-from drivetrain.training.auto_settings import order_of
-from drivetrain.training.batching import window_slice
+from drivetrain.training.auto_settings import order_of, rows_of
+from drivetrain.training.batching import slice_of, window_slice
 from drivetrain.training.windows import stand_in_window, windows_of
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.generating import MakesSamples
@@ -27,6 +27,19 @@ def first_window(run: RunConfig, machine: Machine, workload: Workload, engine: E
     if isinstance(workload, MakesSamples):
         return stand_in_window(workload, order, mine)
     return next(windows_of(run, workload, engine, order, range(1), mine, workers=False))
+
+
+def shapes_of_batches(
+    run: RunConfig, machine: Machine, workload: Workload, data_rank: int, data_world: int
+) -> list[dict[str, tuple[int, ...]]] | None:
+    """Returns the shapes of the first step's batches on a data rank; None where they depend on the model."""
+    if isinstance(workload, MakesSamples):
+        return None
+    workload.rows = rows_of(run, machine, workload, compiles=False)
+    mine = slice_of(run, machine, workload, data_rank, data_world)
+    loader = run.loader.model_copy(update={"workers": 0})
+    windows = training_windows(workload.train, workload.collate, order_of(run, workload), range(1), mine, loader, False)
+    return [{name: tuple(t.shape) for name, t in batch.tensors.items()} for batch in next(windows).micro_batches]
 
 
 def without_numbers(batches: Sequence[MicroBatch], mode: FakeTensorMode) -> list[MicroBatch]:

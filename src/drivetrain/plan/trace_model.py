@@ -8,19 +8,47 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
+from drivetrain.memory.recompute import repeated_blocks
 from drivetrain.workloads.base import Workload
+
+_RESIZE = torch.UntypedStorage.resize_  # itself: while memory is recorded, another function stands in its place
+
+
+class CachedFakeMode(FakeTensorMode):
+    """Puts storages back to their size after views of them that come from the cache of FakeTensorMode.
+
+    Such a view is made by `set_`, which enlarges a storage that is too small: one that FSDP has freed, for example.
+    """
+
+    def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if not (isinstance(func, OpOverload) and func.is_view and args and isinstance(args[0], Tensor)):
+            return super()._cached_dispatch_impl(func, types, args, kwargs)
+        storage = args[0].untyped_storage()
+        size = storage.nbytes()
+        result = super()._cached_dispatch_impl(func, types, args, kwargs)
+        if storage.nbytes() != size:
+            _RESIZE(storage, size)
+        return result
 
 
 @contextmanager
-def built_fake(workload: Workload, mode: FakeTensorMode) -> Iterator[None]:
-    """While the block runs, the workload's models have parameters and buffers of `mode`."""
+def built_fake(workload: Workload, mode: FakeTensorMode, blocks: int | None = None) -> Iterator[None]:
+    """While the block runs, the workload's models have parameters and buffers of `mode`.
+
+    blocks: of those that repeat, how many are kept; None: all.
+    """
     build = workload.build_model
 
     def built() -> nn.Module:
         with unset_fake_temporarily(), torch.device("meta"):
             model = build()
+        if blocks is not None:
+            container = container_of_alike(model)
+            assert container is not None, "only a model whose blocks are alike is traced with fewer"
+            del container[blocks:]
         return filled(model, mode)
 
     workload.build_model = built  # type: ignore[method-assign]
@@ -29,6 +57,33 @@ def built_fake(workload: Workload, mode: FakeTensorMode) -> Iterator[None]:
             yield
     finally:
         del workload.build_model
+
+
+def alike_blocks(workload: Workload) -> int:
+    """Returns how many blocks the model has that are alike and follow one another; 0 where it has none, or others
+    too."""
+    with torch.device("meta"):
+        container = container_of_alike(workload.build_model())
+    return 0 if container is None else len(container)
+
+
+def container_of_alike(model: nn.Module) -> nn.ModuleList | nn.Sequential | None:
+    """Returns what holds all blocks of the model, if they are alike: of the same layers, sizes and types, and trained
+    or not trained alike."""
+    wanted = {id(block) for block in repeated_blocks(model)}
+    for container in model.modules():
+        children = [*container.children()]
+        if wanted and wanted == {id(child) for child in children}:
+            are_alike = len({_description(child) for child in children}) == 1
+            is_list = isinstance(container, nn.ModuleList | nn.Sequential)
+            return container if are_alike and is_list else None  # type: ignore[return-value]
+    return None
+
+
+def _description(block: nn.Module) -> tuple[Any, ...]:
+    modules = tuple((name, type(module)) for name, module in block.named_modules())
+    held = (*block.named_parameters(), *block.named_buffers())
+    return modules, tuple((name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in held)
 
 
 def filled(model: nn.Module, mode: FakeTensorMode) -> nn.Module:

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from drivetrain.distributed.communicator import Communicator
+from drivetrain.distributed.real_numbers import real_numbers
 
 T = TypeVar("T")
 
@@ -44,9 +46,26 @@ def fake_ranks(rank: int, world: int) -> Iterator[TracedRanks]:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))  # as DeepSpeed reads them
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
-        yield TracedRanks(rank, world)
+        with _joined_meshes():
+            yield TracedRanks(rank, world)
     finally:
         dist.destroy_process_group()
         sys.excepthook = hook
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextmanager
+def _joined_meshes() -> Iterator[None]:
+    """Lets FSDP join its mesh and that of tensor parallel: the numbers of the ranks in it are real ones."""
+    join: Callable[..., DeviceMesh] = DeviceMesh._concatenate
+
+    def with_numbers(meshes: list[DeviceMesh]) -> DeviceMesh:
+        with real_numbers():
+            return join(meshes)
+
+    DeviceMesh._concatenate = staticmethod(with_numbers)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        DeviceMesh._concatenate = staticmethod(join)  # type: ignore[method-assign]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from drivetrain.plan.page_bars import memory_over_a_step
+from drivetrain.plan.page_template import rendered
 from drivetrain.profile.sections import NAMES, milliseconds, sections, shown_parts
 from drivetrain.runtime.atomic_file import write_whole, writing
 from drivetrain.runtime.strict_json import dumps
@@ -33,10 +32,9 @@ def write_page(profile: dict[str, Any], timeline: Sequence[tuple[str, int]], fol
 
 def as_html(profile: dict[str, Any], timeline: Sequence[tuple[str, int]], name: str) -> str:
     """Returns the page."""
-    template = files("drivetrain.profile").joinpath("page.html").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     first, *others = sections(profile)
-    return environment.from_string(template).render(
+    return rendered(
+        "drivetrain.profile",
         name=name,
         summary=first,
         bars=Markup(bars(profile["ranks"])),

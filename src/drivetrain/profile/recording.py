@@ -25,8 +25,8 @@ from drivetrain.profile.spans import MODULE, PART, spans_of
 from drivetrain.runtime.hardware import torch_device
 from drivetrain.training.assemble import assemble
 from drivetrain.training.auto_settings import order_of
-from drivetrain.training.loop import Progress
 from drivetrain.training.observed_steps import ObservedSteps
+from drivetrain.training.progress import Progress
 
 WARM_UP = 3  # steps that are not timed: caches, allocator and loader workers fill
 ITSELF = "(the model itself)"
@@ -54,8 +54,11 @@ def record(run: RunConfig, machine: Machine, steps: int, folder: Path | None) ->
         communicator, parts = Communicator(), NamedParts(torch_device(machine))
         workload, engine = assemble(run, machine, communicator, training=True, part=parts.part)
         try:
-            taken = ObservedSteps(run, machine, workload, engine, order_of(run, workload), parts, workers=True)
-            phases = _Phases(machine, steps, taken.total, profiles=folder is not None)
+            phases = _Phases(machine, steps, profiles=folder is not None)
+            # a run that is shorter goes on as a longer one would: its steps take the same time
+            length = run.loop.model_copy(update={"steps": phases.last, "epochs": None})
+            longer = run.model_copy(update={"loop": length})
+            taken = ObservedSteps(longer, machine, workload, engine, order_of(run, workload), parts, workers=True)
             taken.go(Progress(), phases.last, after_step=phases.after_step)
             found: list[dict[str, Any]] = []
             if folder is not None:
@@ -80,12 +83,8 @@ class _Phases:
     """Steps that warm up, then as many plain ones as are asked for, then as many under the profiler: in one pass of the
     loop, so that loader workers go on."""
 
-    def __init__(self, machine: Machine, steps: int, total: int, profiles: bool) -> None:
-        """total: the steps of the run, which may be fewer than are asked for."""
-        times = 2 if profiles else 1
-        self.steps = max(1, min(steps, (total - WARM_UP) // times))
-        self._warm = max(0, min(WARM_UP, total - times * self.steps))
-        self.last = min(total, self._warm + times * self.steps)
+    def __init__(self, machine: Machine, steps: int, profiles: bool) -> None:
+        self.steps, self.last = steps, WARM_UP + steps * (2 if profiles else 1)
         self.plain = self.profiled = 0.0
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if machine.device == "cuda" else [])]
         self.profiler = profile(activities=activities)
@@ -93,11 +92,11 @@ class _Phases:
         self._start = time.perf_counter()
 
     def after_step(self, step: int) -> None:
-        if step == self._warm:
+        if step == WARM_UP:
             self._start = self._now()
-        elif step == self._warm + self.steps:
+        elif step == WARM_UP + self.steps:
             self.plain = self._now() - self._start
-            if self._profiles and step < self.last:
+            if self._profiles:
                 self._names.enter_context(named_modules())
                 self.profiler.start()
                 self._start = self._now()

@@ -31,8 +31,8 @@ from drivetrain.tracking.events import Event
 from drivetrain.training.assemble import assemble_around
 from drivetrain.training.auto_settings import order_of, total_steps_of
 from drivetrain.training.evaluation import evaluate
-from drivetrain.training.loop import Progress
 from drivetrain.training.observed_steps import ObservedSteps, keep_nothing
+from drivetrain.training.progress import Progress
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.training.workload_rules import best_metric
 from drivetrain.workloads.base import Samples

@@ -59,7 +59,14 @@ class AskedReward:
         self._processes = [RewardProcess(reward, field) for _ in range(reward.processes)]
         weakref.finalize(self, _close, self._processes)
 
+    def begin(self) -> None:
+        """Starts the processes, and does not wait until they are ready."""
+        for each in self._processes:
+            each.begin()
+
     def start(self) -> None:
+        """Waits until the processes are ready. Raises UserError if the function cannot be called."""
+        self.begin()
         for each in self._processes:
             each.start()
 
@@ -83,9 +90,9 @@ class AskedReward:
         threads = [threading.Thread(target=work, args=(each,)) for each in self._processes[: len(groups)]]
         for thread in threads:
             thread.start()
-        while any(thread.is_alive() for thread in threads):  # on two lines: a watcher sees that this goes on,
-            threads[0].join(0.7)
-            threads[-1].join(0.7)  # for each call ends in time
+        while busy := [thread for thread in threads if thread.is_alive()]:
+            busy[0].join(0.7)  # on two lines: a watcher sees that this goes on, for each call ends in time
+            busy[-1].join(0.7)
         if errors:
             raise errors[0]
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from drivetrain.config.reinforcement import Reward
@@ -28,10 +29,11 @@ class RewardProcess:
     def __init__(self, reward: Reward, field: str) -> None:
         self._reward, self._field = reward, field
         self._process: subprocess.Popen[bytes] | None = None
+        self._ready_by: float | None = None  # while it is not known whether it is ready: the time by which it must be
         self._read = b""
 
-    def start(self) -> None:
-        """Raises UserError if the function cannot be imported, or not be called with what it gets."""
+    def begin(self) -> None:
+        """Starts the process, if it does not run, and does not wait until it is ready."""
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
@@ -39,11 +41,21 @@ class RewardProcess:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # it imports what this process can
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
-        settings = {"path": self._reward.use, "field": self._field, "options": self._reward.options}
+        self._ready_by = time.monotonic() + START_SECONDS
+        with suppress(BrokenPipeError):  # a process that ended is reported by `start`, which gets no answer
+            self._send({"path": self._reward.use, "field": self._field, "options": self._reward.options})
+
+    def start(self) -> None:
+        """Waits until the process is ready, and starts it before if need be. Raises UserError if the function cannot be
+        imported, or not be called with what it gets."""
+        self.begin()
+        if self._ready_by is None:
+            return
         try:
-            found = self._asked(settings, START_SECONDS)
+            found = self._answer(self._ready_by)
         except FailedCall as error:
             raise problem(self._field, f"{self._reward.use}: its process {error}", "correct the function") from None
+        self._ready_by = None
         if "problem" in found:
             raise problem(self._field, *found["problem"])
         if "error" in found:
@@ -62,15 +74,22 @@ class RewardProcess:
         return values
 
     def _asked(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        process, end = self._process, time.monotonic() + seconds
+        end = time.monotonic() + seconds
+        with suppress(BrokenPipeError):
+            self._send(message)
+        return self._answer(end, seconds)
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def _answer(self, end: float, seconds: float = START_SECONDS) -> dict[str, Any]:
+        """Returns the process's answer. Raises FailedCall if it has given none by `end`, `seconds` after the call."""
+        process = self._process
         assert process is not None
-        assert process.stdin is not None
-        try:
-            process.stdin.write(json.dumps(message).encode() + b"\n")
-            process.stdin.flush()
-            line = self._line(process, end)
-        except BrokenPipeError:
-            line = b""
+        line = self._line(process, end)
         if line:
             found: dict[str, Any] = json.loads(line)
             return found
@@ -94,7 +113,7 @@ class RewardProcess:
         return line
 
     def close(self) -> None:
-        process, self._process, self._read = self._process, None, b""
+        process, self._process, self._read, self._ready_by = self._process, None, b"", None
         if process is None:
             return
         process.kill()

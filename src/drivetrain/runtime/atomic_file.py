@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,7 +39,7 @@ def write_whole(path: Path, text: str) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a file beside `path` to write, which takes its place at the end; after an error nothing has changed."""
     target = followed(path)
-    aside = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    aside = target.with_name(f".{target.name}.partial-{os.getpid()}-{threading.get_ident()}")
     try:
         yield aside
         aside.replace(target)

@@ -19,6 +19,7 @@ from drivetrain.errors import RunError, last_line, problem
 from drivetrain.runtime import storage
 from drivetrain.runtime.atomic_file import followed, write_whole, writing
 from drivetrain.runtime.lock import refuse_if_held
+from drivetrain.runtime.store_cache import with_addresses
 from drivetrain.trust.named_code import refuse_named_code
 
 LINKS = ("best", "last")  # to checkpoints of the run
@@ -187,7 +188,7 @@ class RunFolder:
 
     def describe(self, run: RunConfig, environment: dict[str, Any]) -> None:
         """Writes the environment and the resolved run file beside the results: both, or (RunError) none."""
-        resolved, file = run.model_dump(mode="json"), self.path / "environment.json"
+        resolved, file = with_addresses(run.model_dump(mode="json")), self.path / "environment.json"
         text = _in_yaml(resolved)
         if NEXT_LINE in text:  # which a reader takes for the end of the line
             text = _in_yaml(resolved, escapes=True)

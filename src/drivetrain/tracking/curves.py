@@ -35,6 +35,10 @@ def curves_of(event: Event) -> dict[str, float]:
             names = ("loss", "grad_norm", "lr", "samples_per_second", "epoch", "samples")
             found = {f"train/{name}": float(getattr(event, name)) for name in names}
             found |= {f"train/loss_{name}": value for name, value in event.terms.items()}
+            found |= {f"device/{name}_bytes": float(value) for name, value in event.memory.items()}
+            found |= {f"seconds/{name}": value for name, value in event.seconds_by_part.items()}
+            if event.utilisation is not None:
+                found["device/utilisation"] = event.utilisation
             if event.scale is not None:
                 found |= {"train/scale": event.scale, "train/skipped_steps": float(event.skipped_steps)}
             return found

@@ -30,7 +30,10 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class StepDone(Event):
-    """A point of the curve: sent at the logging cadence; `loss` is of this step, rates are since the last point."""
+    """A point of the curve: sent at the logging cadence; `loss` is of this step, rates are since the last point.
+
+    What the device did is that of rank 0, whose events these are, since the last point.
+    """
 
     kind: ClassVar[str] = "step"
     step: int  # optimizer steps tried so far, 1-based
@@ -44,11 +47,15 @@ class StepDone(Event):
     samples_per_second: float
     elapsed_seconds: float
     terms: dict[str, float] = field(default_factory=dict)  # of a loss of several terms, the mean of each, unweighted
+    memory: dict[str, int] = field(default_factory=dict)  # bytes: allocated and reserved of a GPU, resident on a CPU
+    utilisation: float | None = None  # of the device, 0 to 1
+    seconds_by_part: dict[str, float] = field(default_factory=dict)  # data, forward, ...
 
     def as_dict(self) -> dict[str, Any]:
-        """Leaves out the terms if the loss has only one."""
+        """Leaves out the terms if the loss has only one, and what was not measured."""
         found = super().as_dict()
-        return found if self.terms else {name: value for name, value in found.items() if name != "terms"}
+        optional = ("terms", "memory", "utilisation", "seconds_by_part")
+        return {name: value for name, value in found.items() if name not in optional or value not in ({}, None)}
 
 
 @dataclass(frozen=True)

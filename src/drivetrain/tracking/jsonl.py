@@ -47,7 +47,8 @@ class JsonlTracker(Tracker):
             _append(self._samples, ({"step": event.step, **sample} for sample in event.samples))
             return
         if isinstance(event, RolledOut):
-            _append(self._samples, ({"step": event.step, **sample} for sample in event.samples))
+            kind = {"step": event.step, "event": event.kind}
+            _append(self._samples, ({**kind, **sample} for sample in event.samples))
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         _append(self._path, [{"time": now, **event.as_dict()}])
 
@@ -124,7 +125,8 @@ def _append(path: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 
 def _cut_after(path: Path, step: int, read: Callable[[bytes], dict[str, Any] | None]) -> None:
-    """Removes lines of later steps. Lines in which `read` finds nothing stay."""
+    """Removes what a run that begins after `step` reports again: lines of later steps, and answers that were made for
+    the steps after it. Lines in which `read` finds nothing stay."""
     if path.exists():
         with writing(path):
             storage.rewrite(path, _until(path, step, read))
@@ -133,5 +135,6 @@ def _cut_after(path: Path, step: int, read: Callable[[bytes], dict[str, Any] | N
 def _until(path: Path, step: int, read: Callable[[bytes], dict[str, Any] | None]) -> Iterator[bytes]:
     for _, part, is_whole in _lines(path):
         found = read(part) if is_whole else None
-        if found is None or found.get("step", 0) <= step:
+        made_after = found is not None and found.get("event") == RolledOut.kind
+        if found is None or found.get("step", 0) + made_after <= step:
             yield part

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from drivetrain.config.adapter import rate_factors
@@ -45,14 +47,19 @@ def assemble(
     return workload, _engine(workload, run, machine, ranks, build_optimizer, part, compiles)
 
 
-def read_workload(run: RunConfig, training: bool) -> Workload:
+def read_workload(run: RunConfig, training: bool, change: Callable[[Workload], None] | None = None) -> Workload:
     """Reads and checks the data. Raises UserError with all their problems, and with what a training of this run cannot
-    do with them."""
+    do with them.
+
+    change: made to the workload before it is checked.
+    """
     seed_everything(run.seed)
     try:
         workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
     except UserError as error:
         raise UserError([*error.problems, *(metric_direction_of_file(run) if training else ())]) from error
+    if change is not None:
+        change(workload)
     if training:
         check_workload(run, workload)
     return workload

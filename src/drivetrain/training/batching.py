@@ -21,7 +21,8 @@ from drivetrain.runtime.journal import Journal
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.tracking.events import Event, RolledOut, Warned
 from drivetrain.training.auto_settings import MICRO_BATCH_TOKENS, rows_of
-from drivetrain.training.loop import Progress, uncut
+from drivetrain.training.hooks import uncut
+from drivetrain.training.progress import Progress
 from drivetrain.training.windows import windows_of
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.generating import MakesSamples
@@ -32,6 +33,11 @@ DECIDING_SAMPLES = {"workload", "adapter", "quantised_base", "optimizer", "sched
 
 def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine: Engine) -> Slice:
     """Returns how this rank cuts its part out of each global batch."""
+    return slice_of(config, machine, workload, engine.data_rank, engine.data_world)
+
+
+def slice_of(config: RunConfig, machine: Machine, workload: Workload, data_rank: int, data_world: int) -> Slice:
+    """Returns how a data rank cuts its part out of each global batch."""
     lengths = None
     if workload.lengths is not None and workload.splits_batches:
         lengths = Lengths(
@@ -41,7 +47,7 @@ def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine
             config.micro_batch_tokens,
             workload.rows if workload.packs else None,
         )
-    return Slice(engine.data_rank, engine.data_world, config.micro_batch, lengths)
+    return Slice(data_rank, data_world, config.micro_batch, lengths)
 
 
 def check_shares(order: Order, mine: Slice, engine: Engine, communicator: Communicator) -> None:
@@ -76,11 +82,13 @@ class Batching:
         total_steps: int,
         send: Callable[[Event], None],
         given: RunConfig,
+        covered: Callable[[], int] = lambda: 0,
     ) -> None:
-        """given: the run of the run file; config: with smaller micro-batches, if a start before ran out of memory."""
+        """given: the run of the run file; config: with smaller micro-batches, if a start before ran out of memory.
+        covered: returns the first step that a resumed run may have to make again."""
         self._config, self._given, self._machine = config, given, machine
         self._workload, self._engine, self._order, self._total_steps = workload, engine, order, total_steps
-        self._send = send
+        self._send, self._covered = send, covered
         self.slice = window_slice(config, machine, workload, engine)
 
     def windows(self, progress: Progress) -> Iterator[Window]:
@@ -130,6 +138,7 @@ class Batching:
             *(run, workload, engine, self._order, steps, self.slice),
             pin_memory=on_gpu,
             journal=self._journal() if makes else None,
+            covered=self._covered,
             made=self._report_made,
         )
         # samples that the model makes depend on the update before
@@ -138,7 +147,8 @@ class Batching:
     def _journal(self) -> Journal:
         """Returns what earlier starts of this run have kept; those of other settings are not found."""
         run = self._given.model_dump(mode="json", include=DECIDING_SAMPLES)
-        return Journal(RunFolder(self._given.folder).journal, Communicator().rank, json.dumps(run, sort_keys=True))
+        ranks, settings = Communicator(), json.dumps(run, sort_keys=True)
+        return Journal(RunFolder(self._given.folder).journal, ranks.rank, settings, ranks.world)
 
     def _report_made(self, step: int) -> None:
         assert isinstance(self._workload, MakesSamples)

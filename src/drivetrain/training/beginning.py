@@ -12,7 +12,7 @@ from drivetrain.tracking.events import RunStarted
 from drivetrain.tracking.jsonl import FILE_NAME, read_events
 from drivetrain.training.anomalies import set_aside
 from drivetrain.training.context import TrainingContext
-from drivetrain.training.loop import Progress
+from drivetrain.training.progress import Progress
 
 
 def refuse_beyond(config: RunConfig, total_steps: int, progress: Progress) -> None:

@@ -17,9 +17,9 @@ from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.runtime.atomic_file import writing
 from drivetrain.tracking.events import Event, MixtureEvaluated
-from drivetrain.training.judging import judged
-from drivetrain.training.loop import Progress
+from drivetrain.training.judging import judged, means_of
 from drivetrain.training.mixture_report import mixture_report
+from drivetrain.training.progress import Progress
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.generating import JudgesAnswers
 from drivetrain.workloads.metrics import Accuracy
@@ -39,7 +39,7 @@ def evaluate(
     the samples that this rank evaluates."""
     assert workload.evaluation is not None
     if isinstance(workload, JudgesAnswers):
-        return judged(workload, engine, config.evaluation_batch, part)
+        return means_of([*judged(workload, engine, config.evaluation_batch, part).values()])
     batches = evaluation_batches(
         workload.evaluation,
         workload.collate,
@@ -55,7 +55,7 @@ def evaluate(
 
 class Evaluations:
     """The evaluations of a run. In a mixture, each data set's part is evaluated once more by itself: the values over
-    all stay those of one pass, to the bit."""
+    all stay those of one pass, to the bit. Answers are made and rewarded once: each has metrics of its own."""
 
     def __init__(
         self,
@@ -72,18 +72,27 @@ class Evaluations:
 
     def __call__(self) -> dict[str, float]:
         """Returns loss and metrics over all evaluation data; sends those of each data set. All ranks take part."""
-        of = functools.partial(evaluate, self._config, self._workload, self._engine)
-        values = of(scores=self._scores)
+        if isinstance(self._workload, JudgesAnswers):
+            rows = judged(self._workload, self._engine, self._config.evaluation_batch, None)
+            values = means_of([*rows.values()])
+            by_set = {name: means_of([rows[number] for number in part]) for name, part in self._parts.items()}
+        else:
+            of = functools.partial(evaluate, self._config, self._workload, self._engine)
+            values = of(scores=self._scores)
+            by_set = {name: of(part) for name, part in self._parts.items()}
         if not self._workload.data_sets:
             return values
-        parts = self._workload.evaluation_parts if self._config.evaluation.by_set else {}
-        named = parts.items() if len(parts) > 1 else ()
-        self._progress.by_set = {
-            name: evaluate(self._config, self._workload, self._engine, part) for name, part in named
-        }
+        self._progress.by_set = by_set
         sets = mixture_report(self._workload, self._order, self._progress.step, self._progress.by_set)
         self._send(MixtureEvaluated(step=self._progress.step, sets=sets))
         return values
+
+    @property
+    def _parts(self) -> Mapping[str, range]:
+        """Returns the data sets that are evaluated each by itself, and their samples."""
+        wanted = self._workload.data_sets and self._config.evaluation.by_set
+        parts = self._workload.evaluation_parts if wanted else {}
+        return parts if len(parts) > 1 else {}
 
     def write_scores(self, ranks: Communicator, path: Path) -> None:
         """Writes the samples' scores at the last evaluation, on the first rank; all ranks take part."""

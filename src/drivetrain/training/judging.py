@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
@@ -10,11 +11,8 @@ from drivetrain.generation.passes import Passes
 from drivetrain.workloads.generating import JudgesAnswers
 
 
-def judged(workload: JudgesAnswers, engine: Engine, batch_size: int, part: range | None) -> dict[str, float]:
-    """Returns the means of the prompts' metrics, each prompt once; the same on every rank. loss: the negative reward.
-
-    part: the prompts; None: all. NaN stands for no value; a mean of none is NaN.
-    """
+def judged(workload: JudgesAnswers, engine: Engine, batch_size: int, part: range | None) -> dict[int, dict[str, float]]:
+    """Returns the metrics of each prompt by its number, the same on every rank. part: the prompts; None: all."""
     samples, ranks = workload.evaluation, Communicator()
     assert samples is not None
     numbers = list(range(len(samples)) if part is None else part)
@@ -23,7 +21,12 @@ def judged(workload: JudgesAnswers, engine: Engine, batch_size: int, part: range
     found = workload.judged([samples.load(number, 0) for number in mine], mine, passes)
     own = dict(zip(mine, found, strict=True)) if engine.counts_samples else {}
     everyone = {number: row for share in ranks.all_gather(own) for number, row in share.items()}
-    rows = [everyone[number] for number in numbers]
+    return {number: everyone[number] for number in numbers}
+
+
+def means_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the means of the prompts' metrics. loss: the negative reward. NaN stands for no value; a mean of none is
+    NaN."""
     values = {name: _mean([row[name] for row in rows]) for name in rows[0]}
     return {"loss": -values["reward"], **values}
 

@@ -13,10 +13,9 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from drivetrain.checkpoint.best_evaluation import gain
@@ -25,77 +24,17 @@ from drivetrain.data.loader import Window
 from drivetrain.distributed.rng import restore_mark, rng_mark
 from drivetrain.engines.base import Engine, StepGuard, StepResult
 from drivetrain.errors import OutOfMemory, RunError
-from drivetrain.measure.meters import Meters
-from drivetrain.memory.shortage import LESS, room_for
+from drivetrain.memory.shortage import room_for
 from drivetrain.memory.statistics import Statistics
 from drivetrain.optim.schedules import lr_factor
-from drivetrain.tracking.events import Evaluated, Event, Generated, StepDone
+from drivetrain.tracking.events import Evaluated, Generated
+from drivetrain.training.curve import Curve
+from drivetrain.training.hooks import LoopHooks
+from drivetrain.training.progress import Progress
 from drivetrain.training.report import Status
-from drivetrain.training.step_guard import Anomaly, PendingNumbers, Recent, Watch, end_if_stopped
-from drivetrain.workloads.base import BestMetric
+from drivetrain.training.step_guard import PendingNumbers, Watch
 
 LESS_READ = "give fewer or no loader.workers, a smaller loader.prefetch or shorter samples"
-SMALLEST_SCALE = 2.0**-24  # below it the loss scale says that gradients are not finite for another reason
-
-
-@dataclass
-class Progress:
-    """The position of the run: what a checkpoint keeps beside the engine's state."""
-
-    step: int = 0
-    updates: int = 0  # steps that were not skipped
-    samples: int = 0
-    elapsed_seconds: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
-    best: dict[str, Any] | None = None
-    evaluations_without_gain: int = 0
-    last_evaluation: int = 0
-    last_save: int = 0
-    recent: Recent = field(default_factory=Recent)
-    terms: dict[str, float] = field(default_factory=dict)  # of the loss, at the last point of the curve
-    reduction: dict[str, Any] | None = None  # of the micro-batches, since memory ran out
-    by_set: dict[str, dict[str, float]] = field(default_factory=dict)  # loss and metrics on each data set of a mixture
-
-    def __post_init__(self) -> None:
-        if isinstance(self.recent, dict):  # as a checkpoint has it
-            self.recent = Recent(**self.recent)
-
-    @property
-    def skipped(self) -> int:
-        return self.step - self.updates
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Returns updates made and steps skipped so far, as the schedule takes them."""
-        return self.updates, self.skipped
-
-
-def no_look(_: Window) -> None:
-    """Leaves gradients alone: a training has no use for them but the update."""
-
-
-def uncut(progress: Progress, samples: int) -> Iterator[Window]:
-    raise OutOfMemory(f"step {progress.step + 1}: out of memory with {samples} sample(s) at once: try {LESS}")
-
-
-@dataclass(frozen=True)
-class LoopHooks:
-    """The functions that the loop calls without knowing what is behind them: evaluation data, disk, listeners, meters,
-    signals."""
-
-    evaluate: Callable[[], dict[str, float]] | None
-    save: Callable[[Progress], None]
-    send: Callable[[Event], None]
-    stop: Callable[[], bool]  # asked once a step, the same answer on all ranks
-    best_metric: BestMetric
-    meters: Meters
-    generate: Callable[[], list[dict[str, Any]]] | None = None  # prompts answered, at each evaluation
-    score: Callable[[list[dict[str, Any]]], dict[str, float]] = lambda _: {}  # metrics of these answers
-    troubled: Callable[[Anomaly], None] = end_if_stopped  # called by all ranks; raises if the run cannot go on
-    look: Callable[[Window], None] = no_look  # by all ranks, when the gradients are there and the update is not made
-    after_step: Callable[[int], None] = lambda _: None  # garbage is collected here
-    # the windows that follow in smaller micro-batches, since one of so many samples does not fit; raises if none would
-    cut_smaller: Callable[[Progress, int], Iterator[Window]] = uncut
 
 
 def train(
@@ -213,88 +152,6 @@ def _due(run: RunConfig, progress: Progress, total_steps: int, steps_per_epoch: 
     evaluation = around.evaluate is not None and (at_end or step % every == 0) and not (stop and not at_end)
     on_cadence = step % run.checkpoints.every_steps == 0 if run.checkpoints.every_steps else step % every == 0
     return Due(evaluation, save=at_end or stop or on_cadence, stop=stop)
-
-
-class Curve:
-    """Steps whose numbers are not read yet; a flush checks all of them and reports the newest."""
-
-    def __init__(
-        self,
-        run: RunConfig,
-        engine: Engine,
-        progress: Progress,
-        steps_per_epoch: float,
-        around: LoopHooks,
-        watch: Watch,
-    ) -> None:
-        self._run, self._engine, self._progress, self._watch = run, engine, progress, watch
-        self._steps_per_epoch, self._around = steps_per_epoch, around
-        self._pending: list[PendingNumbers] = []
-        self._unsettled: PendingNumbers | None = None  # the newest step, until it is known whether it was skipped
-        self._newest: PendingNumbers
-        self._factor = 0.0
-
-    def add(self, pending: PendingNumbers, factor: float) -> None:
-        self._pending.append(pending)
-        self._unsettled, self._factor = pending, factor
-
-    def settled(self) -> Progress:
-        """Returns the progress, in which the newest step counts as an update unless it was skipped. Waits for the
-        device, if the loss is scaled."""
-        pending, self._unsettled = self._unsettled, None
-        if pending is None:
-            return self._progress
-        scale = pending.result.scale
-        if scale is not None and scale < SMALLEST_SCALE:
-            raise RunError(
-                f"step {pending.step}: the loss scale fell to {scale:.1e} and the gradients still overflow. They are "
-                "not finite for another reason than fp16's range: try precision=fp32, or a lower learning rate"
-            )
-        self._progress.updates += not pending.result.skipped
-        return self._progress
-
-    def read(self) -> tuple[float, float] | None:
-        """Reads all pending numbers in one exchange and one transfer; returns loss and norm of the newest.
-
-        Raises RunError that names the first step whose loss or gradient is not finite, unless it was skipped.
-        """
-        self.settled()
-        if not self._pending:
-            return None
-        pending, self._pending = self._pending, []
-        losses = self._engine.summed(torch.stack([p.loss.float() for p in pending])).tolist()
-        norms = torch.stack([p.result.grad_norm.float() for p in pending]).tolist()
-        for each, loss, norm in zip(pending, losses, norms, strict=True):
-            trouble = self._watch.read(each, loss, norm)
-            if trouble is not None:
-                self._around.troubled(trouble)
-        self._newest = pending[-1]
-        return losses[-1], norms[-1]
-
-    def flush(self) -> None:
-        """Reads the pending numbers and reports the newest step, unless it was left out of the training."""
-        numbers = self.read()
-        if numbers is None or self._watch.refused(self._newest.step):
-            return
-        newest, progress, around = self._newest, self._progress, self._around
-        if newest.terms is not None:
-            means = self._engine.summed(newest.terms.clone()).tolist()
-            progress.terms = dict(zip(self._engine.term_names, means, strict=True))
-        around.send(
-            StepDone(
-                step=newest.step,
-                epoch=newest.step / self._steps_per_epoch,
-                loss=numbers[0],
-                grad_norm=numbers[1],
-                lr=self._run.optimizer.lr * self._factor,
-                scale=newest.result.scale,
-                skipped_steps=progress.skipped,
-                samples=progress.samples,
-                samples_per_second=around.meters.recent_rate(),
-                elapsed_seconds=progress.elapsed_seconds,
-                terms=progress.terms,
-            )
-        )
 
 
 def _evaluate_or_save(engine: Engine, run: RunConfig, progress: Progress, around: LoopHooks) -> None:

@@ -17,7 +17,9 @@ from drivetrain.measure.throughput import Stopwatch
 from drivetrain.tracking.events import Event, StepDone
 from drivetrain.training.auto_settings import total_steps_of
 from drivetrain.training.batching import window_slice
-from drivetrain.training.loop import LoopHooks, Progress, no_look, train
+from drivetrain.training.hooks import LoopHooks, no_look
+from drivetrain.training.loop import train
+from drivetrain.training.progress import Progress
 from drivetrain.training.step_guard import Anomaly
 from drivetrain.training.windows import windows_of
 from drivetrain.training.workload_rules import best_metric

@@ -37,8 +37,10 @@ from drivetrain.training.batching import Batching, check_shares
 from drivetrain.training.beginning import begun, refuse_beyond, refuse_lost, started_event
 from drivetrain.training.context import TrainingContext
 from drivetrain.training.evaluation import Evaluations
-from drivetrain.training.loop import LoopHooks, Progress, train
+from drivetrain.training.hooks import LoopHooks
+from drivetrain.training.loop import train
 from drivetrain.training.mixture_report import cadence_notes
+from drivetrain.training.progress import Progress
 from drivetrain.training.report import RunReport
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.training.run_report import closing_lines, earlier_report, effective, report_of
@@ -122,10 +124,13 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
     config, workload, engine, ranks, events = parts.config, parts.workload, parts.engine, parts.ranks, parts.events
     order = order_of(config, workload)
     total_steps = total_steps_of(config, order)
-    cutting = Batching(config, parts.machine, workload, engine, order, total_steps, events.send, parts.given)
-    check_shares(order, cutting.slice, engine, ranks)
     metric = best_metric(config, workload)
     checkpoints = RunCheckpoints(parts.folder.checkpoints, config, engine, ranks, metric, workload.train, events.send)
+    cutting = Batching(
+        *(config, parts.machine, workload, engine, order, total_steps, events.send, parts.given),
+        covered=checkpoints.covered,
+    )
+    check_shares(order, cutting.slice, engine, ranks)
     progress = checkpoints.restore() if resume else Progress()
     if resume and progress.step == 0:
         ranks.on_first(lambda: refuse_lost(parts.folder))

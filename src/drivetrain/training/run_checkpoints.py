@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -23,7 +24,7 @@ from drivetrain.distributed.rng import restore_rng_state, rng_state, seed_rank
 from drivetrain.engines.base import Engine, State
 from drivetrain.errors import RunError, problem
 from drivetrain.tracking.events import CheckpointSaved, Event, Warned
-from drivetrain.training.loop import Progress
+from drivetrain.training.progress import Progress
 from drivetrain.workloads.base import BestMetric, Samples
 
 
@@ -49,6 +50,7 @@ class RunCheckpoints:
         self._samples = samples
         self._writing_ranks, self._writer, self._under_way = communicator, None, None
         self._host_copies = HostCopies()
+        self._good: deque[int] = deque(maxlen=run.checkpoints.keep_last)  # steps of the newest that are known to verify
         if run.checkpoints.asynchronous:
             self._writing_ranks = Communicator("saving")
             self._writer = ThreadPoolExecutor(1, "saving")
@@ -84,6 +86,7 @@ class RunCheckpoints:
     def _write(self, step: int, start: float, facts: dict[str, Any], parts: dict[str, State]) -> None:
         self._host_copies.wait()
         path = save(self._root, step, parts, facts, self._engine.save_assets, self._writing_ranks)
+        self._good.append(step)
         size = self._writing_ranks.on_first(lambda: self._pruned(path, facts))
         seconds = time.perf_counter() - start
         self._send(CheckpointSaved(step=step, path=str(path), bytes=size, seconds=seconds))
@@ -129,6 +132,11 @@ class RunCheckpoints:
             parts["auxiliary"] = state["auxiliary"]
         return parts
 
+    def covered(self) -> int:
+        """Returns the first step that a run which is resumed may have to make again: that after the oldest of
+        `keep_last` checkpoints which this start wrote or began with; 0 before there are so many."""
+        return min(self._good) if len(self._good) == self._good.maxlen else 0
+
     def restore(self) -> Progress:
         """Loads the newest checkpoint that verifies; if there is none, reports a fresh start."""
         newest, skipped = self._ranks.on_first(self._found)
@@ -158,6 +166,7 @@ class RunCheckpoints:
             self._send(Warned(message=message))
         self._engine.load_state_dict({**state, "engine": training["engine"], "beside": training.get("beside")})
         progress = Progress(**training["progress"])
+        self._good.append(progress.step)
         self._same_metric(progress)
         restore_state(self._samples, training.get("data"))
         saved = training["generators"]

@@ -15,8 +15,8 @@ from drivetrain.numerics.torch_precision import is_emulated
 from drivetrain.runtime import environment
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.training.context import TrainingContext
-from drivetrain.training.loop import Progress
 from drivetrain.training.mixture_report import mixture_report
+from drivetrain.training.progress import Progress
 from drivetrain.training.report import RunReport, Status
 from drivetrain.training.run_checkpoints import RunCheckpoints
 

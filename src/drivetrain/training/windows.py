@@ -36,12 +36,14 @@ def windows_of(
     workers: bool = True,
     pin_memory: bool = False,
     journal: Journal | None = None,
+    covered: Callable[[], int] = lambda: 0,
     made: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Window]:
     """Yields the windows of these steps. workers: whether processes beside this one may load samples. journal: results
-    of an earlier start. made: called after samples were made at the first step of those that use them."""
+    of an earlier start. covered: returns the first step that a resumed run may have to make again. made: called after
+    samples were made at the first step of those that use them."""
     if isinstance(workload, MakesSamples):
-        return _made_windows(run, workload, engine, order, steps, mine, journal, made)
+        return _made_windows(run, workload, engine, order, steps, mine, journal, covered, made)
     loader = run.loader if workers else run.loader.model_copy(update={"workers": 0})
     return training_windows(workload.train, workload.collate, order, steps, mine, loader, pin_memory)
 
@@ -54,6 +56,7 @@ def _made_windows(
     steps: range,
     mine: Slice,
     journal: Journal | None,
+    covered: Callable[[], int],
     made: Callable[[int], None],
 ) -> Iterator[Window]:
     updates, uses, ranks = workload.updates_per_batch, workload.steps_per_batch, Communicator()
@@ -61,6 +64,7 @@ def _made_windows(
     for step in steps:
         first = step - step % uses
         if workload.made_at != first:
+            passes.journal.begin(first, covered())
             workload.keep_made(first, _made(run, workload, engine, order, first, mine, passes, ranks))
             made(first)
         turn, update = divmod(step - first, updates)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -35,10 +36,12 @@ class ClientGone(Exception):
 
 
 class BodyGuard:
-    """ASGI middleware: reads the whole body, checks it and passes it on."""
+    """ASGI middleware: reads the whole body, checks it and passes it on. most_bytes: of a request's body, where it
+    depends on the request; left out, that of the limits."""
 
-    def __init__(self, app: ASGIApp, limits: BodyLimits) -> None:
+    def __init__(self, app: ASGIApp, limits: BodyLimits, most_bytes: Callable[[Scope], int] | None = None) -> None:
         self._app, self._limits = app, limits
+        self._most_bytes = most_bytes or (lambda _: limits.bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,7 +57,7 @@ class BodyGuard:
         await self._app(scope, _replayed(body, receive), send)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        most = self._limits.bytes
+        most = self._most_bytes(scope)
         try:
             async with asyncio.timeout(self._limits.seconds):
                 body = await _read(receive, most)

@@ -72,12 +72,18 @@ def _unix_socket(path: Path) -> socket.socket:
     return found
 
 
-def run(app: ASGIApp, listening: socket.socket, stop_seconds: int, ready: Callable[[], None]) -> None:
+def run(
+    app: ASGIApp,
+    listening: socket.socket,
+    stop_seconds: int,
+    ready: Callable[[], None],
+    stopping: Callable[[], None] = lambda: None,
+) -> None:
     """Serves until Ctrl-C or SIGTERM. Answers in the making then have `stop_seconds`; a second Ctrl-C cuts them short.
 
-    ready: called once it accepts connections.
+    ready: called once it accepts connections; stopping: once it is to end, before it waits for any answer.
     """
-    server = _Server(configured(app, stop_seconds), ready)
+    server = Server(configured(app, stop_seconds), ready, stopping)
     with _signals_end_here():
         server.run(sockets=[listening])
 
@@ -98,14 +104,20 @@ def configured(app: ASGIApp, stop_seconds: int) -> uvicorn.Config:
     )
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+class Server(uvicorn.Server):
+    """uvicorn's server, with calls at its begin and its end."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], stopping: Callable[[], None]) -> None:
         super().__init__(config)
-        self._ready = ready
+        self._ready, self._stopping = ready, stopping
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stopping()
+        await super().shutdown(sockets)
 
 
 @contextmanager

@@ -51,6 +51,9 @@ class Making(Protocol):
     def once(self, work: Callable[[], T]) -> T:
         """Returns the result of `work`, which of the ranks that share samples one does."""
 
+    def of_data_ranks(self, value: T) -> list[T]:
+        """Returns the value of each rank that has samples of its own; of the ranks that share samples, one's."""
+
     @property
     def journal(self) -> Journal:
         """Results of an earlier start of the run."""

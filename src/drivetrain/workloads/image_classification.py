@@ -22,10 +22,11 @@ from drivetrain.data.picture_samples import MOST_KEPT_BYTES, UNREADABLE, Gathere
 from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.texts import class_names, encode
 from drivetrain.errors import Problem, UserError, problem
+from drivetrain.models.classifier_config import config_accepts, config_problems
 from drivetrain.models.model_folders import save_description
 from drivetrain.models.normalisation import batch_norm_to_group_norm, has_batch_norm
 from drivetrain.models.preprocessing import NORM_KEY, Preprocessing, expected_by, write_preprocessing
-from drivetrain.models.transformers_classifiers import build_classifier, config_accepts, config_problems
+from drivetrain.models.transformers_classifiers import build_classifier
 from drivetrain.workloads.base import Batch, NamedSamples
 from drivetrain.workloads.class_loss import ClassificationLoss
 from drivetrain.workloads.classification import Classifier

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from drivetrain.config.language import LanguageModel
-from drivetrain.config.language_model import LanguageModelModel
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
@@ -23,15 +22,13 @@ from drivetrain.models.language_options import (
     evaluating,
     freeze_all_but_last,
     is_scaled_dynamically,
-    rope_scaling_config,
 )
-from drivetrain.models.model_folders import config_of
 from drivetrain.models.packed_attention import PackedAttention, use_packed_attention
-from drivetrain.models.transformers_classifiers import build_classifier, config_accepts
+from drivetrain.models.transformers_classifiers import build_classifier
+from drivetrain.workloads.language_config import FIELD, config_and_overrides
 from drivetrain.workloads.language_data import LanguageReader
 from drivetrain.workloads.language_tokenizer import num_ids
 
-FIELD = "workload.model"
 IMPLEMENTATIONS = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2", "flex": "flex_attention"}
 
 
@@ -94,17 +91,6 @@ def build_language_model(
     return Built(model, head, packed, takes_positions and not virtual, accepted, notes)
 
 
-def config_and_overrides(options: LanguageModelModel, tokenizer: Any) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Returns the config of a model that is made, completed from the tokenizer, and what is laid over the config of one
-    that is loaded."""
-    given = None if options.config is None else _completed(options.config, tokenizer)
-    if options.rope_scaling is None:
-        return given, {}
-    known = config_of(options.path, given, FIELD, options.trust_remote_code)
-    overrides = rope_scaling_config(known, options.rope_scaling)
-    return None if given is None else {**given, **overrides}, overrides
-
-
 def _attend(model: Any, choice: str, packs: bool, notes: list[str]) -> PackedAttention | None:
     """Sets the attention of the config's choice; packed if possible."""
     kernels = attention_choices()
@@ -119,17 +105,6 @@ def _attend(model: Any, choice: str, packs: bool, notes: list[str]) -> PackedAtt
     if used is None and choice != "auto":
         model.set_attn_implementation(IMPLEMENTATIONS[choice])
     return used if packs else None
-
-
-def _completed(given: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """Returns the run file's config, completed from the tokenizer where it leaves fields out. Not its padding token:
-    the embedding would not learn it, and it often ends texts as well."""
-    derived = {
-        "vocab_size": num_ids(tokenizer),
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-    }
-    return {**{key: value for key, value in derived.items() if config_accepts(given, key)}, **given}
 
 
 def fit_vocabulary(model: Any, config: LanguageModel, reader: LanguageReader, notes: list[str], virtual: int) -> None:

@@ -27,6 +27,7 @@ from drivetrain.data.language.stored_rows import taken
 from drivetrain.data.streams.mixture import Mix, StreamedMixture
 from drivetrain.data.streams.rows_set import StreamedRows
 from drivetrain.errors import Problem, problem, together
+from drivetrain.workloads.language_config import context_of_model
 from drivetrain.workloads.language_mix import mix_of
 from drivetrain.workloads.language_refusals import read_sets, refused_behind
 from drivetrain.workloads.language_streams import LOOKED_AT, Stream
@@ -226,7 +227,9 @@ class LanguageReader:
 
     def _cut(self, conversations: Sequence[Conversation], account: Account) -> Cut[Any]:
         assert self.template is not None
-        cut = CUTS[self._kind](conversations, self.template, self.tokenizer, self._data)
+        # answers to a prompt need places of the model's context behind it
+        more = {"context": context_of_model(self._config, self.tokenizer)} if self._kind == "prompts" else {}
+        cut = CUTS[self._kind](conversations, self.template, self.tokenizer, self._data, **more)
         account.bad += cut.bad
         account.truncated += cut.truncated
         account.too_long += cut.too_long

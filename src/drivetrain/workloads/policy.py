@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from drivetrain.config.generation import Generation
 from drivetrain.config.language import LanguageModel
-from drivetrain.config.reinforcement import LOSSES, RLOO
+from drivetrain.config.reinforcement import LOSSES, PPO, RLOO
 from drivetrain.data.language.samples import PromptSample, Sample
 from drivetrain.memory.transfers import on_host
 from drivetrain.models.cross_entropy import cross_entropies
@@ -53,7 +53,8 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         self._reward_models = [
             RewardModel(each, number, self.tokenizer) for number, each in enumerate(rewards) if each.model is not None
         ]
-        self._history = History()
+        # the advantage of an answer in a group comes from the others of its group; ppo's does not
+        self._history, self._by_groups = History(), config.stage != PPO
 
     @property
     def updates_per_batch(self) -> int:
@@ -213,19 +214,29 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         }
 
     def _known(self, model: nn.Module, batch: Batch, context: LossContext) -> list[dict[str, Tensor]]:
-        """Returns each answer's log-probabilities under the model, and under the reference if there is one."""
-        policy, _, lengths = self._answers(model, batch, self._count(batch))
+        """Returns each answer's log-probabilities under the model, and under the reference if there is one, and what
+        else of the answer's tokens the loss compares with."""
+        own, lengths = self._of_tokens(model, batch, context)
         with self._reference(model, context) as reference:
-            beside = policy[:0] if reference is None else self._answers(reference, batch, self._count(batch))[0]
+            beside = own["old"][:0] if reference is None else self._answers(reference, batch, self._count(batch))[0]
         sizes = lengths.tolist()
         held = beside.split(sizes) if len(beside) else [beside] * len(sizes)
-        return [{"old": one.cpu(), "reference": two.cpu()} for one, two in zip(policy.split(sizes), held, strict=True)]
+        split = {"reference": held, **{name: values.split(sizes) for name, values in own.items()}}
+        return [{name: parts[number].cpu() for name, parts in split.items()} for number in range(len(sizes))]
+
+    def _of_tokens(self, model: nn.Module, batch: Batch, context: LossContext) -> tuple[dict[str, Tensor], Tensor]:
+        """Returns values of the N tokens of the answers by their names, (N,) each, as the model has them before it
+        learns from the answers; and the number of tokens of each answer."""
+        del context
+        policy, _, lengths = self._answers(model, batch, self._count(batch))
+        return {"old": policy}, lengths
 
     def keep_made(self, step: int, samples: list[Any]) -> None:
         """Receives the answers of all ranks; their advantages are of the whole batch."""
         rewards = torch.tensor([each["reward"] for each in samples], dtype=torch.float64).view(-1, self._each)
         super().keep_made(step, self._with_advantages(samples, rewards))
-        self._history.add(rollout_metrics(self.made, rewards, [each.label for each in self._learning.rewards]))
+        names = [each.label for each in self._learning.rewards]
+        self._history.add(rollout_metrics(self.made, rewards, names, self._by_groups))
 
     def _with_advantages(self, samples: Sequence[Made], rewards: Tensor) -> list[Made]:
         """rewards: (groups, answers)."""

@@ -78,10 +78,9 @@ class PpoWorkload(PolicyWorkload):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _known(self, model: nn.Module, batch: Batch, context: LossContext) -> list[dict[str, Tensor]]:
-        _, values, _, lengths = self._with_values(model, batch, context)
-        known = super()._known(model, batch, context)
-        return [{**each, BEFORE: own.cpu()} for each, own in zip(known, values.split(lengths.tolist()), strict=True)]
+    def _of_tokens(self, model: nn.Module, batch: Batch, context: LossContext) -> tuple[dict[str, Tensor], Tensor]:
+        policy, values, _, lengths = self._with_values(model, batch, context)
+        return {"old": policy, BEFORE: values}, lengths
 
     def _with_advantages(self, samples: Sequence[dict[str, Any]], rewards: Tensor) -> list[dict[str, Any]]:
         """Returns the answers with advantages of each token, whitened over the whole batch, and returns. An answer

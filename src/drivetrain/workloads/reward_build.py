@@ -14,7 +14,8 @@ from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.models.language_options import add_embedding_noise, freeze_all_but_last
 from drivetrain.models.transformers_classifiers import build_classifier
-from drivetrain.workloads.language_build import FIELD, config_and_overrides, fit_vocabulary
+from drivetrain.workloads.language_build import fit_vocabulary
+from drivetrain.workloads.language_config import FIELD, config_and_overrides
 from drivetrain.workloads.language_data import LanguageReader
 
 LABELS = ("reward",)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivetrain.config.reinforcement import Reward
-from drivetrain.errors import RunError
+from drivetrain.errors import RunError, together
 from drivetrain.rewards.asking import AskedReward, Group, Scored
 from drivetrain.runtime.journal import Journal
 from drivetrain.workloads.generating import Making, Prompt
@@ -33,9 +33,11 @@ class Rewarding:
         self._asked = [AskedReward(each, number) for number, each in enumerate(rewards) if each.model is None]
 
     def start(self) -> None:
-        """Raises UserError with every function that cannot be called."""
+        """Starts the processes of all functions together. Raises UserError with every function that cannot be
+        called."""
         for each in self._asked:
-            each.start()
+            each.begin()
+        together([each.start for each in self._asked])
 
     def values(
         self, groups: Sequence[Sequence[Answered]], scores: Mapping[str, Sequence[float]], passes: Making
@@ -43,43 +45,66 @@ class Rewarding:
         """Returns for each answer, group after group, {"reward": the weighted sum of those that apply, NaN if none does
         or one failed; "values": by name; "failures": reasons by name}. All ranks call it together.
 
-        scores: by the name of each reward model, of all answers.
+        scores: by the name of each reward model, of all answers. Raises RunError if a reward failed for all of several
+        answers of all ranks together.
         """
-        everyone: list[list[list[Scored]]] = passes.once(
-            lambda: [self._of(each, groups, passes.journal) for each in self._asked]
-        )
+        own: list[list[Scored]] = passes.once(lambda: [self._of(each, groups, passes.journal) for each in self._asked])
+        everyone = passes.of_data_ranks([_Failures.of(each) for each in own])
+        for asked, of_ranks in zip(self._asked, zip(*everyone, strict=True), strict=True):
+            _refuse_if_all_failed(asked.reward.label, of_ranks)
         found = {name: [Scored(score) for score in of_model] for name, of_model in scores.items()}
-        for asked, of_reward in zip(self._asked, everyone, strict=True):
-            found[asked.reward.label] = [scored for group in of_reward for scored in group]
+        for asked, of_reward in zip(self._asked, own, strict=True):
+            found[asked.reward.label] = of_reward
         names = list(self._weights)
         rows = zip(*(found[name] for name in names), strict=True)
         return [_summed(dict(zip(names, row, strict=True)), self._weights) for row in rows]
 
-    def _of(self, asked: AskedReward, groups: Sequence[Sequence[Answered]], journal: Journal) -> list[list[Scored]]:
-        """Returns one reward's values. Raises RunError if it failed for all of several answers."""
+    def _of(self, asked: AskedReward, groups: Sequence[Sequence[Answered]], journal: Journal) -> list[Scored]:
+        """Returns one reward's values of all answers, group after group. Values that failed are not kept: a run that is
+        resumed asks for them again, since the reason, such as a service that was down, may be gone."""
         described = asked.reward.model_dump(mode="json", include={"use", "options"})
-        keys = [
-            [journal.key("reward", described, answer.key, list(answer.ids)) for answer in group] for group in groups
-        ]
-        known = [[journal.found(key) for key in of_group] for of_group in keys]
-        found: dict[int, Sequence[Scored]] = {
-            number: [Scored(*each) for each in of_group]
-            for number, of_group in enumerate(known)
-            if None not in of_group
+        keys = {
+            (number, place): journal.key("reward", described, answer.key, list(answer.ids))
+            for number, group in enumerate(groups)
+            for place, answer in enumerate(group)
         }
-        waiting = [(number, _group(group)) for number, group in enumerate(groups) if number not in found]
+        known = {each: journal.found(key) for each, key in keys.items()}
+        found = {each: Scored(*kept) for each, kept in known.items() if kept is not None}
+        lacking = {
+            number: places
+            for number, group in enumerate(groups)
+            if (places := [place for place in range(len(group)) if (number, place) not in found])
+        }
 
         def receive(number: int, scored: Sequence[Scored]) -> None:
-            given = ([each.value, each.failure] for each in scored)
-            journal.keep_all(dict(zip(keys[number], given, strict=True)))
-            found[number] = scored
+            new = {(number, place): each for place, each in zip(lacking[number], scored, strict=True)}
+            found.update(new)
+            journal.keep_all({keys[each]: [value.value] for each, value in new.items() if value.failure is None})
 
+        waiting = [(number, _group([groups[number][place] for place in places])) for number, places in lacking.items()]
         asked.ask(waiting, receive)
-        made = [list(found[number]) for number in range(len(groups))]
-        failures = [each.failure for group in made for each in group]
-        if len(failures) > 1 and None not in failures:
-            raise RunError(f"the reward {asked.reward.label} failed for all {len(failures)} answers: {failures[0]}")
-        return made
+        return [found[each] for each in keys]
+
+
+@dataclass(frozen=True)
+class _Failures:
+    """Failures of a reward on one rank. first: a reason, if there is one."""
+
+    answers: int
+    failed: int
+    first: str | None
+
+    @classmethod
+    def of(cls, scored: Sequence[Scored]) -> _Failures:
+        reasons = [each.failure for each in scored if each.failure is not None]
+        return cls(len(scored), len(reasons), reasons[0] if reasons else None)
+
+
+def _refuse_if_all_failed(label: str, of_ranks: Sequence[_Failures]) -> None:
+    answers, failed = sum(each.answers for each in of_ranks), sum(each.failed for each in of_ranks)
+    if failed == answers > 1:
+        reason = next(each.first for each in of_ranks if each.first is not None)
+        raise RunError(f"the reward {label} failed for all {answers} answers: {reason}")
 
 
 def _group(answers: Sequence[Answered]) -> Group:

@@ -17,8 +17,11 @@ FAR = 0.5  # nats a token from the reference
 FEW = 0.8  # share of groups without signal
 
 
-def rollout_metrics(made: Sequence[Mapping[str, Any]], rewards: Tensor, names: Sequence[str]) -> dict[str, float]:
-    """Returns means over the answers. rewards: (groups, answers).
+def rollout_metrics(
+    made: Sequence[Mapping[str, Any]], rewards: Tensor, names: Sequence[str], by_groups: bool = True
+) -> dict[str, float]:
+    """Returns means over the answers. rewards: (groups, answers). by_groups: whether advantages come from comparing the
+    answers of a group; otherwise nothing of groups is reported.
 
     entropy: the mean of -log π over tokens as they were drawn, an estimate of the entropy a token. kl: the divergence
     from the reference a token. groups_without_signal: share of groups whose rewards are all the same, or unknown.
@@ -26,13 +29,15 @@ def rollout_metrics(made: Sequence[Mapping[str, Any]], rewards: Tensor, names: S
     lengths = [len(each["ids"]) - each["prompt"] for each in made]
     found = {
         "reward": float(rewards.nanmean()),
-        "reward_deviation": float(deviations(rewards).mean()),
         **{f"reward_{name}": _mean([each["values"][name] for each in made]) for name in names},
         "answer_tokens": _mean(lengths),
         "truncated": _mean([each["truncated"] for each in made]),
-        "groups_without_signal": float((deviations(rewards) < 1e-8).double().mean()),
         "rewards_failed": float(sum(bool(each["failures"]) for each in made)),
     }
+    if by_groups:
+        within = deviations(rewards)
+        found["reward_deviation"] = float(within.mean())
+        found["groups_without_signal"] = float((within < 1e-8).double().mean())
     old = torch.cat([each["old"] for each in made])
     if len(old):
         found["entropy"] = -float(old.double().mean())

@@ -20,8 +20,9 @@ from drivetrain.data.texts import Texts, class_names, encode, num_shared, read_t
 from drivetrain.data.token_blocks import stored_tokens
 from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
 from drivetrain.errors import Problem, UserError, counted, problem, together
+from drivetrain.models.classifier_config import config_accepts
 from drivetrain.models.model_folders import save_description
-from drivetrain.models.transformers_classifiers import build_classifier, config_accepts
+from drivetrain.models.transformers_classifiers import build_classifier
 from drivetrain.models.unpadded import Places, row_inputs, text_positions, use_unpadded
 from drivetrain.workloads.base import Batch, NamedSamples
 from drivetrain.workloads.class_loss import ClassificationLoss

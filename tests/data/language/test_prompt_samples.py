@@ -38,5 +38,19 @@ def test_a_prompt_ends_where_its_last_reply_begins(tmp_path: Path) -> None:
 def test_long_prompts_lose_their_beginning_or_are_left_out_or_refused(tmp_path: Path) -> None:
     assert prompts(tmp_path, length=5)[-1] == ("ay 11", "11")
     assert [text for text, _ in prompts(tmp_path, length=5, too_long="drop")] == [f"say {n}" for n in range(10)]
-    with pytest.raises(UserError, match=r"has \d+ tokens > 5"):
+    with pytest.raises(UserError, match="line 11 has 6 tokens > 5"):
         prompts(tmp_path, length=5, too_long="error")
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_too_long(tmp_path: Path) -> None:
+    """The tiny model has 128 positions: a prompt of 128 tokens has no place for an answer behind it."""
+    row = {"instruction": "x" * 127 + "!", "output": "4"}
+    (tmp_path / "long.json").write_text(json.dumps([{"instruction": "2 + 2?", "output": "4"}, row]))
+    data = {"train": str(tmp_path / "long.json"), "length": 128}
+    assert prompts(tmp_path, **data) == [("2 + 2?", "4"), ("x" * 126 + "!", "4")]
+    assert prompts(tmp_path, **data, too_long="drop") == [("2 + 2?", "4")]
+    with pytest.raises(
+        UserError, match=r"row 2 has 128 tokens, and the model's context of 128 leaves no room"
+    ) as refused:
+        prompts(tmp_path, **data, too_long="error")
+    assert len(refused.value.problems) == 1

@@ -26,7 +26,7 @@ from drivetrain.replay import on_one_process
 from drivetrain.runtime.lock import refuse_if_held
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.training.assemble import assemble
-from drivetrain.training.loop import Progress
+from drivetrain.training.progress import Progress
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.training.workload_rules import best_metric
 from drivetrain.workloads.base import Workload

@@ -1,4 +1,5 @@
 // What the curves of a run show, made of the columns that the server sends.
+import { textOr } from "./language.js";
 
 // Exponential moving average without the pull towards its beginning (Kingma and Ba 2015, section 3). weight: 0 is the
 // raw line. What is not a number is passed over.
@@ -32,6 +33,14 @@ function trained(curve, name, axis, weight, color) {
   return weight > 0 ? [raw, { x, y: smoothed(columns[name], weight), color, smooth: true }] : [raw];
 }
 
+const inGibibytes = (all) => all.map((series) => ({ ...series, y: series.y.map((value) => (value === null ? null : value / 2 ** 30)) }));
+
+// The share of time that each part of the training took, a line each.
+function parts(curve, axis) {
+  return Object.keys(curve.columns).filter((name) => name.startsWith("time_")).flatMap((name, i) =>
+    trained(curve, name, axis, 0, `--c${i % 6}`).map((series) => ({ ...series, name: textOr(`chart.${name}`, name.slice(5).replaceAll("_", " ")) })));
+}
+
 function evaluated(curve, name, axis, color) {
   const own = curve.evaluations.filter((each) => isNumber(each.metrics[name]));
   return own.length ? [{ evaluation: true, x: own.map((each) => each[axis] ?? each.step), y: own.map((each) => each.metrics[name]), color, dots: true }] : [];
@@ -46,7 +55,9 @@ export function chartsOf(curve, axis, weight) {
     ...metricsOf([curve]).map((name) => ({ name, series: evaluated(curve, name, axis, "--c2") })),
     { name: "lr", series: trained(curve, "lr", axis, 0, "--c3") },
     { name: "grad_norm", series: trained(curve, "grad_norm", axis, weight, "--c4") },
-    { name: "memory", series: trained(curve, "memory", axis, 0, "--c5") },
+    { name: "memory", series: inGibibytes(trained(curve, "memory", axis, 0, "--c5")) },
+    { name: "utilisation", series: trained(curve, "utilisation", axis, 0, "--c1") },
+    { name: "time_by_part", series: parts(curve, axis) },
     { name: "samples_per_second", series: trained(curve, "samples_per_second", axis, weight, "--c2") },
   ].filter((chart) => chart.series.length);
 }
@@ -59,8 +70,8 @@ export function comparedCharts(found, axis, weight, colors) {
     { name: "loss", series: each((curve, color) => trained(curve, "loss", axis, weight, color).slice(-1)) },
     { name: "evaluation_loss", series: each((curve, color) => evaluated(curve, "loss", axis, color)) },
     ...metricsOf(found.map(({ curve }) => curve)).map((name) => ({ name, series: each((curve, color) => evaluated(curve, name, axis, color)) })),
-    ...["lr", "grad_norm", "memory", "samples_per_second"].map((name) => ({
-      name, series: each((curve, color) => trained(curve, name, axis, name === "grad_norm" ? weight : 0, color).slice(-1)) })),
+    ...["lr", "grad_norm", "memory", "utilisation", "samples_per_second"].map((name) => ({
+      name, series: each((curve, color) => (name === "memory" ? inGibibytes : (own) => own)(trained(curve, name, axis, name === "grad_norm" ? weight : 0, color)).slice(-1)) })),
   ].filter((chart) => chart.series.length);
 }
 

@@ -4,12 +4,13 @@ import { get, part, post } from "./api.js";
 import { Store } from "./store.js";
 
 const WAIT = 250; // milliseconds without a change, after which the text is checked
+const AGAIN = 3000; // milliseconds until a server that could not be reached is asked again
 
 export class Draft extends Store {
   constructor() {
     super({ yaml: "", values: {}, resolved: null, problems: [], notices: [], ready: false, busy: false, source: null, error: null });
     this.key = newKey();
-    this.waiting = { set: {}, remove: [] };
+    this.waiting = none();
     this.last = Promise.resolve();
     this.version = 0;
   }
@@ -22,6 +23,7 @@ export class Draft extends Store {
     if (kept && (!source.recipe && !source.from || same(kept.source, source))) {
       this.key = kept.key;
       this.patch({ source: kept.source });
+      this.waiting = kept.waiting ?? none();
       return this.write(kept.yaml, true);
     }
     if (source.from) return this.begin((await get(`runs/${part(source.from)}`)).yaml, source);
@@ -33,6 +35,7 @@ export class Draft extends Store {
   }
 
   begin(yaml, source) {
+    this.waiting = none(); // they were of another text
     this.patch({ source });
     return this.write(yaml);
   }
@@ -49,26 +52,23 @@ export class Draft extends Store {
     this.waiting.remove = this.waiting.remove.filter((each) => each !== path);
     if (value === undefined) this.waiting.remove.push(path);
     else this.waiting.set[path] = value;
+    this.save();
     this.later();
   }
 
   // Asks the server after a pause, one request after the other.
-  later() {
+  later(wait = WAIT) {
     this.patch({ busy: true });
     const version = (this.version += 1);
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => { this.last = this.last.then(() => this.settle(() => version === this.version)); }, WAIT);
+    this.timer = setTimeout(() => { this.last = this.last.then(() => this.settle(() => version === this.version)); }, wait);
   }
 
   async settle(current) {
-    const changes = this.waiting;
-    this.waiting = { set: {}, remove: [] };
     try {
       const { yaml } = this.value;
-      if (Object.keys(changes.set).length || changes.remove.length) {
-        const edited = await post("edit", { yaml, ...changes });
-        this.keep(edited.yaml);
-        this.patch({ values: edited.values });
+      if (Object.keys(this.waiting.set).length || this.waiting.remove.length) {
+        if (!(await this.edit(yaml))) return this.later(); // a text was typed meanwhile, into which they are written next
       } else {
         const { values } = await post("parse", { yaml });
         if (current()) this.patch({ values });
@@ -78,7 +78,41 @@ export class Draft extends Store {
       if (!current()) return;
       const problems = error.problems ?? [];
       this.patch({ ready: false, problems, busy: false, error: problems.length ? null : error });
+      if (passes(error)) this.again(error);
     }
+  }
+
+  // Writes the changes that wait into a text. What does not reach the server is kept, and sent again with what comes later.
+  async edit(yaml) {
+    const changes = this.waiting;
+    this.waiting = none();
+    let edited = null;
+    try {
+      edited = await post("edit", { yaml, ...changes });
+    } catch (error) {
+      if (passes(error)) this.restore(changes);
+      throw error;
+    }
+    if (this.value.yaml !== yaml) {
+      this.restore(changes);
+      return false;
+    }
+    this.keep(edited.yaml);
+    this.patch({ values: edited.values });
+    return true;
+  }
+
+  restore({ set, remove }) {
+    const later = this.waiting;
+    const kept = Object.entries(set).filter(([path]) => !later.remove.includes(path));
+    this.waiting = { set: { ...Object.fromEntries(kept), ...later.set }, remove: [...new Set([...remove.filter((path) => !(path in later.set)), ...later.remove])] };
+    this.save();
+  }
+
+  // Asks anew after a while; the error stays in sight until the server answers.
+  again(error) {
+    this.later(AGAIN);
+    this.patch({ busy: false, error });
   }
 
   async check(yaml, current) {
@@ -89,8 +123,12 @@ export class Draft extends Store {
   keep(yaml, keepsKey = false) {
     if (!keepsKey && yaml !== this.value.yaml) this.key = newKey();
     this.patch({ yaml });
+    this.save();
+  }
+
+  save() {
     try {
-      sessionStorage.setItem("draft", JSON.stringify({ yaml, source: this.value.source, key: this.key }));
+      sessionStorage.setItem("draft", JSON.stringify({ yaml: this.value.yaml, source: this.value.source, key: this.key, waiting: this.waiting }));
     } catch { /* storage is closed or full: a reload begins anew */ }
   }
 
@@ -99,6 +137,11 @@ export class Draft extends Store {
     this.keep(this.value.yaml, true);
   }
 }
+
+const none = () => ({ set: {}, remove: [] });
+
+// Returns whether an error is the server's or the network's of the moment, and no answer to what was sent.
+const passes = (error) => error.status === 0 || error.status === 429 || error.status >= 500;
 
 function recall() {
   try { return JSON.parse(sessionStorage.getItem("draft")); } catch { return null; }

@@ -1,10 +1,11 @@
 // A job that a page started beside training (evaluate, predict, export): it goes through the same queue, and its result
 // is shown when it has ended.
-import { get } from "./api.js";
+import { get, post } from "./api.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { t } from "./language.js";
 import { live } from "./live.js";
 import { Failure, Note, State } from "./parts.js";
+import { canEnd } from "./queue.js";
 import { useStore } from "./store.js";
 
 const ENDED = ["completed", "interrupted", "failed", "refused", "cancelled", "lost"];
@@ -33,9 +34,13 @@ export function useJob() {
 export const isEnded = (entry) => ENDED.includes(entry.state);
 
 export function Job({ entry, error, children }) {
+  const [refused, setRefused] = useState(null);
+  const end = (how) => post(`queue/${entry.id}/${how}`).then(() => setRefused(null), setRefused);
   return html`<div aria-live="polite" style=${{ marginTop: ".8rem" }}>
-    ${error ? html`<${Failure} error=${error} />` : null}
-    ${entry ? html`<p><${State} of=${entry.state} /> <span class="quiet small">${entry.reason ?? ""}</span></p>
+    ${error ?? refused ? html`<${Failure} error=${error ?? refused} />` : null}
+    ${entry ? html`<p><${State} of=${entry.state} /> <span class="quiet small">${entry.reason ?? ""}</span>
+        ${canEnd(entry) ? html` <button type="button" onClick=${() => end("stop")} data-end=${entry.id}>${t("queue.end")}</button>` : null}
+        ${entry.state === "queued" ? html` <button type="button" onClick=${() => end("cancel")}>${t("queue.cancel")}</button>` : null}</p>
       ${isEnded(entry) && entry.state !== "completed" ? html`<${Log} id=${entry.id} />` : null}
       ${entry.state === "completed" && entry.result ? children(entry.result) : null}` : null}</div>`;
 }

@@ -7,6 +7,9 @@ import { Failure, Note, State } from "./parts.js";
 import { Progress } from "./progress.js";
 import { link } from "./route.js";
 
+// A training is ended on its run's page, which says what is saved; the others leave nothing to save.
+export const canEnd = (entry) => entry.verb !== "train" && ["running", "stopping"].includes(entry.state);
+
 export function Queue({ queue, runs, me }) {
   const [error, setError] = useState(null);
   const entries = queue.entries.filter((each) => ["running", "stopping", "queued"].includes(each.state));
@@ -32,7 +35,8 @@ export function Queue({ queue, runs, me }) {
         <td>${may && entry.state === "queued" ? html`<span class="buttons">
           <button class="plain" disabled=${waiting[0] === entry} onClick=${() => move(entry, -1)} aria-label=${t("queue.up", { name: entry.run })}>↑</button>
           <button class="plain" disabled=${waiting.at(-1) === entry} onClick=${() => move(entry, 1)} aria-label=${t("queue.down", { name: entry.run })}>↓</button>
-          <button onClick=${() => act(post(`queue/${entry.id}/cancel`))}>${t("queue.cancel")}</button></span>` : null}</td></tr>`)}</tbody></table></div>`
+          <button onClick=${() => act(post(`queue/${entry.id}/cancel`))}>${t("queue.cancel")}</button></span>` : null}
+          ${may && canEnd(entry) ? html`<button onClick=${() => act(post(`queue/${entry.id}/stop`))} data-end=${entry.id} aria-label=${t("queue.end_one", { name: entry.run })}>${t("queue.end")}</button>` : null}</td></tr>`)}</tbody></table></div>`
       : html`<p class="quiet">${t("queue.empty")}</p>`}
     <div class="small quiet" style=${{ display: "flex", flexWrap: "wrap", gap: ".2rem 1.5rem", marginTop: ".6rem" }}>${queue.devices.map((each) => html`
       <span key=${each.id}>${each.name}${each.memory_bytes ? `: ${each.used_bytes === null ? bytes(each.memory_bytes) : t("queue.memory", { used: bytes(each.used_bytes), all: bytes(each.memory_bytes) })}` : ""}${each.others ? `, ${t("queue.others")}` : ""}</span>`)}</div>

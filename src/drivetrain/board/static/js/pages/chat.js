@@ -90,6 +90,9 @@ function useSide(name, settings, system) {
         if (kind === "failed") answer.note = data.message;
         show();
       }, control.signal);
+      answer.note ??= t("chat.cut"); // an answer ends with one of the two
+      show();
+      get(`chat/${entry.id}`).then(setEntry, setError); // its process may have ended
     } catch (refused) {
       if (refused.name !== "AbortError") setError(refused);
     }

@@ -82,17 +82,23 @@ function Curves({ name, run, query }) {
   const [error, setError] = useState(null);
   const cursor = useRef(undefined);
   const busy = useRef(false);
+  const missed = useRef(false); // a change that came while an answer was awaited: it may be the last one
   const { log, weight, axis } = curveView(query);
-  useEffect(() => {
-    if (busy.current) return;
+  const ask = () => {
+    if (busy.current) { missed.current = true; return; }
     busy.current = true;
+    missed.current = false;
     const asked = cursor.current === undefined ? "" : `&after=${part(cursor.current)}`;
     get(`runs/${part(name)}/curve?most=2000${asked}`).then((answer) => {
       cursor.current = answer.cursor;
       setCurve((before) => extended(before, answer));
       setError(null);
-    }, setError).finally(() => { busy.current = false; });
-  }, [name, run.cursor, run.status]);
+    }, setError).finally(() => {
+      busy.current = false;
+      if (missed.current) ask();
+    });
+  };
+  useEffect(ask, [name, run.cursor, run.status]);
   const charts = useMemo(() => (curve ? chartsOf(curve, axis, weight) : []), [curve, axis, weight]);
   const marks = useMemo(() => (curve ? curve.marks.map((mark) => ({ ...mark, x: placeOf(mark, curve, axis) })) : []), [curve, axis]);
   if (error && !curve) return html`<${Failure} error=${error} />`;

@@ -1,0 +1,96 @@
+"""Traces the ranks of a run, with few of a deep model's blocks where that shows what all of them cost (depth.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import RunError, UserError
+from drivetrain.plan.depth import DEPTHS, DepthTrace, NotLinear, check_linear, extrapolated
+from drivetrain.plan.step_costs import StepCosts
+from drivetrain.plan.trace import step_costs, step_trace
+from drivetrain.plan.trace_batches import shapes_of_batches
+from drivetrain.plan.trace_model import alike_blocks
+from drivetrain.workloads.base import Workload
+
+FEW = 12  # blocks of a model that is traced whole: three shallow traces would take as long
+# fields that change how large a step's tensors are and how often they are made, but not what is done for each block
+SIZES = {"batch_size", "batch_size_per_device", "micro_batch_size", "micro_batch_tokens", "processes", "nodes"}
+IRRELEVANT = {"name", "output", "tracking", "checkpoints", "evaluation", "loop", "schedule"}  # to the costs of a step
+
+
+class Tracer:
+    """Traces runs, and remembers in which ways of running their costs grow evenly with the model's depth."""
+
+    def __init__(self, depths: Sequence[int] = DEPTHS, few: int = FEW) -> None:
+        self._depths, self._few = tuple(depths), few
+        self._blocks: tuple[Workload, int] | None = None  # of the latest workload
+        self._is_linear: dict[str, bool] = {}
+        self.notes: dict[str, None] = {}  # in order, each once
+
+    def fullest_step_costs(
+        self, run: RunConfig, machine: Machine, workload: Workload, quick: bool = False
+    ) -> StepCosts:
+        """Returns the costs on the rank that takes most memory. Raises as `step_trace` does.
+
+        quick: traces the ranks of largest shards alone, of which samples may be shorter than others'.
+        """
+        found = [self.step_costs(run, machine, workload, rank) for rank in _unlike(run, machine, workload, quick)]
+        return max(found, key=lambda costs: costs.memory.allocated)
+
+    def step_costs(self, run: RunConfig, machine: Machine, workload: Workload, rank: int = 0) -> StepCosts:
+        """Returns the costs of one step on one rank, from a trace of the whole model if it has few blocks or its costs
+        do not grow evenly with them."""
+        blocks = self._blocks_of(workload)
+        key = run.model_dump_json(exclude=SIZES | IRRELEVANT)
+        if blocks <= self._few or run.engine.stages > 1 or not self._is_linear.get(key, True):
+            return step_costs(run, machine, workload, rank)
+        try:
+            found = self._extrapolated(run, machine, workload, rank, blocks, is_checked=key in self._is_linear)
+        except (UserError, RunError, NotLinear) as error:
+            self._is_linear[key] = False
+            costs = step_costs(run, machine, workload, rank)  # raises for its own reason where it cannot be traced
+            why = str(error) if isinstance(error, NotLinear) else "it cannot be traced with fewer"
+            self.notes[f"engine={run.engine.label}: all {blocks} blocks were traced: {why}"] = None
+            return costs
+        self._is_linear[key] = True
+        few = f"{', '.join(map(str, self._depths[:-1]))} and {self._depths[-1]}"
+        self.notes[f"traced with {few} of the model's {blocks} blocks, in even steps of which its costs grow"] = None
+        return found
+
+    def _extrapolated(
+        self, run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int, is_checked: bool
+    ) -> StepCosts:
+        depths = self._depths[1:] if is_checked else self._depths
+        traces = [DepthTrace(depth, *step_trace(run, machine, workload, rank, depth)) for depth in depths]
+        if not is_checked:
+            check_linear(traces[0], traces[1], traces[2], blocks)
+        return extrapolated(traces[-2], traces[-1], blocks)
+
+    def _blocks_of(self, workload: Workload) -> int:
+        if self._blocks is None or self._blocks[0] is not workload:
+            try:
+                found = alike_blocks(workload)
+            except Exception:  # code of models: the trace itself reports why it cannot be built
+                found = 0
+            self._blocks = workload, found
+        return self._blocks[1]
+
+
+def _unlike(run: RunConfig, machine: Machine, workload: Workload, quick: bool) -> list[int]:
+    """Returns a rank of each kind: the first one, which has the largest shards; the last one, if its samples are of
+    other lengths; the first one of each pipeline stage. quick: without the last one, and of the stages without
+    embedding and head only the first, which has most micro-batches under way."""
+    world, stages = run.world_size, run.engine.stages
+    first = {stage * (world // stages) for stage in ({0, min(1, stages - 1), stages - 1} if quick else range(stages))}
+    share = run.data_parallel_size
+    if quick or share == 1 or _same_batches(run, machine, workload, share):
+        return sorted(first)
+    return sorted({*first, world - 1})
+
+
+def _same_batches(run: RunConfig, machine: Machine, workload: Workload, share: int) -> bool:
+    """Returns whether the first and the last data rank have batches of the same shapes."""
+    first, last = (shapes_of_batches(run, machine, workload, rank, share) for rank in (0, share - 1))
+    return first is not None and first == last

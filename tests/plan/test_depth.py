@@ -1,0 +1,122 @@
+"""The costs of a deep model that follow from a few of its blocks are those of its whole trace."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from drivetrain.config import rules
+from drivetrain.config.load import load
+from drivetrain.config.run import RunConfig
+from drivetrain.plan import deep_trace
+from drivetrain.plan.catalogue import catalogue
+from drivetrain.plan.deep_trace import Tracer
+from drivetrain.plan.machines import cluster
+from drivetrain.plan.run_time import time_of
+from drivetrain.plan.step_costs import PARTS, StepCosts
+from drivetrain.plan.trace import step_costs
+from drivetrain.plan.trace_model import container_of_alike
+from drivetrain.training.assemble import read_workload
+from tests.plan.test_trace import LLAMA
+
+BLOCKS = 12
+MACHINE = cluster("4xH100-80GB", catalogue())
+EVEN = "traced with 2, 3 and 4 of the model's 12 blocks"
+WAYS = [
+    ["engine=single", "micro_batch_size=4"],
+    ["engine=ddp"],
+    ["engine=fsdp", "recompute=true", "precision=bf16-mixed"],
+    ["engine={name: mesh, dp: 2, tp: 2, shard: true}"],
+]
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deep")
+    (folder / "text.txt").write_text("All the world's a stage, and all the men and women merely players.\n" * 40)
+    config = {**LLAMA, "num_hidden_layers": BLOCKS}
+    data = {"train": str(folder / "text.txt"), "length": 32}
+    workload = {"type": "language_model", "model": {"config": config}, "data": data}
+    (folder / "run.yaml").write_text(json.dumps({"workload": workload, "batch_size": 8, "loop": {"steps": 2}}))
+    return folder / "run.yaml"
+
+
+def read(run_file: Path, overrides: list[str]) -> RunConfig:
+    run, problems = load(run_file, overrides)
+    assert run is not None, problems
+    run, problems = rules.judged(run, problems, MACHINE.host)
+    assert not problems, problems
+    return run
+
+
+def both(run: RunConfig) -> tuple[StepCosts, StepCosts, list[str]]:
+    """Returns the costs by a trace of the whole model and by traces of a few blocks, with the notes on these."""
+    workload, tracer = read_workload(run, training=True), Tracer(few=1)
+    whole = step_costs(run, MACHINE.host, workload)
+    return whole, tracer.step_costs(run, MACHINE.host, workload), [*tracer.notes]
+
+
+def highest(costs: StepCosts) -> dict[str, int]:
+    """Returns the most bytes of each phase."""
+    found: dict[str, int] = {}
+    for phase, size in costs.memory.timeline:
+        found[phase] = max(size, found.get(phase, 0))
+    return found
+
+
+@pytest.mark.parametrize("overrides", WAYS, ids=" ".join)
+def test_a_few_blocks_show_the_costs_of_all(run_file: Path, overrides: list[str]) -> None:
+    run = read(run_file, overrides)
+    whole, found, notes = both(run)
+    assert any(note.startswith(EVEN) for note in notes), notes
+    assert found.memory.allocated == whole.memory.allocated
+    assert {name: found.memory.parts.get(name, 0) for name in PARTS} == {
+        name: whole.memory.parts.get(name, 0) for name in PARTS
+    }
+    assert highest(found) == highest(whole)
+    assert found.trained_parameters == whole.trained_parameters
+    for one, other in ((whole.operations, found.operations), (whole.messages, found.messages)):
+        for name in ("calls", "bytes"):
+            assert sum(getattr(each, name) for each in other) == sum(getattr(each, name) for each in one)
+    assert time_of(run, found, MACHINE).seconds == pytest.approx(time_of(run, whole, MACHINE).seconds, rel=0.005)
+
+
+def test_zero3_is_within_half_a_percent_or_traced_whole(run_file: Path) -> None:
+    whole, found, notes = both(read(run_file, ["engine=zero3"]))
+    assert found.memory.allocated == pytest.approx(whole.memory.allocated, rel=0.005)
+    assert notes
+
+
+def test_where_the_costs_do_not_grow_evenly_all_blocks_are_traced(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = deep_trace.step_trace
+
+    def growing(*args: object) -> object:
+        costs, levels = trace(*args)  # type: ignore[arg-type]
+        more = args[-1] ** 2 * 10**6  # type: ignore[operator]
+        return costs, replace(levels, points=[(phase, size + more) for phase, size in levels.points])
+
+    monkeypatch.setattr(deep_trace, "step_trace", growing)
+    whole, found, notes = both(read(run_file, ["engine=single"]))
+    assert found.memory == whole.memory
+    assert any("all 12 blocks were traced: its memory" in note for note in notes), notes
+
+
+def test_blocks_that_differ_are_not_left_out() -> None:
+    def block(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 4))
+
+    alike = nn.Sequential(nn.Linear(4, 4), nn.ModuleList(block(8) for _ in range(3)))
+    assert container_of_alike(alike) is alike[1]
+    assert container_of_alike(nn.ModuleList([block(8), block(8), block(16)])) is None
+    half_frozen = nn.ModuleList(block(8) for _ in range(3))
+    half_frozen[0].requires_grad_(False)
+    assert container_of_alike(half_frozen) is None
+    assert container_of_alike(nn.Linear(4, 4)) is None
+    assert torch.is_grad_enabled()
