@@ -221,6 +221,7 @@ def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
         (["--slurm", "--volume", "a:/b", "--queue", "q", "--restarts", "3"], ["--volume", "--queue", "--restarts"]),
         (["--jobset", "--image", "i", "--volume", "a:/b", "--time", "01:00:00"], ["--time"]),
         (["--kubernetes", "--partition", "long", "--account", "mine"], ["--partition", "--account"]),
+        (["--torchrun", "--cpus", "8", "--memory", "200Gi"], ["--cpus", "--memory"]),
         (["--validate", "--nodes", "2", "lr=1"], ["--nodes", "KEY=VALUE"]),
     ],
 )

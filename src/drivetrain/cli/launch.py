@@ -10,9 +10,17 @@ import typer
 from drivetrain.cli.arguments import NodesOption, Overrides, RunFile, TrustOption
 from drivetrain.cli.console import errors, print_notices
 
-# options that only one way of starting reads
 OF_SLURM = ("time", "partition", "account")
 OF_KUBERNETES = ("image", "volume", "work_folder", "queue", "restarts", "namespace")
+OF_NODES = ("cpus", "memory")
+UNREAD = {  # options that have no effect, by the way of starting
+    "local": (*OF_SLURM, *OF_KUBERNETES, *OF_NODES),
+    "torchrun": (*OF_SLURM, *OF_KUBERNETES, *OF_NODES),
+    "slurm": OF_KUBERNETES,
+    "kubernetes": OF_SLURM,
+    "jobset": OF_SLURM,
+    "validate": ("overrides", "nodes", "machine", "trust", *OF_SLURM, *OF_KUBERNETES, *OF_NODES),
+}
 
 
 def launch(
@@ -52,7 +60,7 @@ def launch(
     """Print what starts a run, here or elsewhere. `processes` counts ONE machine's GPUs: 8 on 2 nodes are 16."""
     if sum((local, torchrun, slurm, kubernetes, jobset, validate)) != 1:
         raise typer.BadParameter("choose one of --local, --torchrun, --slurm, --kubernetes, --jobset, --validate")
-    _refuse_unread(context, _way_of(slurm, validate, local or torchrun))
+    _refuse_unread(context)
     if validate:
         if check:
             raise typer.BadParameter("--check is of a run file, and --validate of a manifest")
@@ -63,7 +71,7 @@ def launch(
     from drivetrain.launch.cluster_plan import plan_verdict
 
     job = checked_for_cluster(run_file, overrides or [], nodes, elsewhere=kubernetes or jobset)
-    notices = list(job.notices)
+    notices = [*job.notices]
     if local:
         text = commands.local_command(run_file, job.overrides, job.run)
     elif torchrun:
@@ -109,25 +117,16 @@ def _was_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _way_of(slurm: bool, validate: bool, here: bool) -> str:
-    return "--slurm" if slurm else "--validate" if validate else "a command" if here else "manifests for Kubernetes"
-
-
-def _refuse_unread(context: typer.Context, way: str) -> None:
+def _refuse_unread(context: typer.Context) -> None:
     """Raises UserError for options that the chosen way does not read: whoever gives one expects something of it."""
     from drivetrain.errors import Problem, UserError
 
-    every = {*OF_SLURM, *OF_KUBERNETES, "cpus", "memory"}
-    unread = {
-        "--slurm": {*OF_KUBERNETES},
-        "--validate": {*every, "overrides", "nodes", "machine", "trust"},
-        "a command": every,
-        "manifests for Kubernetes": {*OF_SLURM},
-    }[way]
+    way = next(name for name in UNREAD if context.params[name])
+    unread = UNREAD[way]
     given = [
         "KEY=VALUE" if each.name == "overrides" else each.opts[0]
         for each in context.command.params
         if each.name in unread and _was_typed(context, each.name)
     ]
     if given:
-        raise UserError([Problem(name, f"has no effect with {way}", "leave it out") for name in given])
+        raise UserError([Problem(name, f"has no effect with --{way}", "leave it out") for name in given])

@@ -70,10 +70,10 @@ def check_for_cluster(
     else:
         with variables(of_the_run(run, there.device)):
             _look_at_the_work(result, run, there)
-    verdict = plan_verdict(job.run, machine)
-    if verdict.fits is False:
+    verdict = result.collect(lambda: plan_verdict(job.run, machine))
+    if verdict is not None and verdict.fits is False:
         result.problems.append(_too_large(verdict.sentence, run_file, f"--machine {machine}"))
-    if not result.is_ready:
+    if verdict is None or not result.is_ready:
         raise UserError(result.problems)
     return [*result.notices, verdict.sentence, "checked: nothing would be refused, as far as it shows on this machine"]
 
