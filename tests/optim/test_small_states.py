@@ -148,8 +148,9 @@ def of_the_package(name: str) -> Callable[[list[dict[str, Any]], Optimizer], Any
     return make
 
 
-def in_one_process(name: str) -> Curve:
-    """A plain loop around the package's class (or the paper's algorithm)."""
+def in_one_process(name: str, parts: int = 1) -> Curve:
+    """A plain loop around the package's class (or the paper's algorithm). parts: pieces of a batch, whose gradients are
+    added."""
     work, config = workload("wide"), OPTIMIZERS[name]
     model = work.build_model()
     matrices, vectors = [p for p in model.parameters() if p.ndim > 1], [p for p in model.parameters() if p.ndim == 1]
@@ -161,8 +162,12 @@ def in_one_process(name: str) -> Curve:
     order, curve = GlobalOrder(SAMPLES, BATCH, seed=1), Curve([], [], {}, {})
     for step in range(STEPS):
         batch = work.collate([work.train.load(int(index), 0) for index in order.batch(step)[1]])
-        loss = F.cross_entropy(model(batch["features"]), batch["labels"], ignore_index=IGNORED)
-        loss.backward()
+        loss, count = torch.zeros(()), (batch["labels"] != IGNORED).sum()
+        for features, labels in zip(batch["features"].chunk(parts), batch["labels"].chunk(parts), strict=True):
+            own = F.cross_entropy(model(features), labels, ignore_index=IGNORED)
+            own = own if parts == 1 else own * (labels != IGNORED).sum() / count
+            own.backward()
+            loss = loss + own.detach()
         curve.norms.append(nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
         with torch.compiler.set_stance("force_eager"):
             optimizer.step()
@@ -185,6 +190,9 @@ def curves(ranks: Pools) -> dict[str, Curve]:
 def test_two_ranks_train_as_one_process_of_the_package(case: Case, curves: dict[str, Curve]) -> None:
     ours, theirs = curves[case.name], in_one_process(case.optimizer)
     near = ROUNDING.get(case.optimizer, 1e-4)
+    if case.optimizer == "adamw-fp8":  # how far its codes turn over depends on the processor: 1.9e-4 on one of AMD's
+        halves = in_one_process(case.optimizer, parts=2)
+        near = max(near, 2 * largest(halves.losses, theirs.losses), 2 * largest(halves.norms, theirs.norms))
     assert ours.losses[-1] < 0.5 * ours.losses[0]
     assert largest(ours.losses, theirs.losses) < near
     assert largest(ours.norms, theirs.norms) < near
