@@ -66,7 +66,7 @@ class FaultyProxy:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[FaultyProxy]:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
+        server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
         server.daemon_threads = True
         self.address = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
@@ -77,6 +77,11 @@ class FaultyProxy:
             server.shutdown()
             server.server_close()
             thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of a client that was killed."""
 
 
 class _Handler(BaseHTTPRequestHandler):

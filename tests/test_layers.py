@@ -94,6 +94,7 @@ OWNERS = {
         "data/token_cache.py",
         "engines/deepspeed/native_build.py",
         "runtime/store_cache.py",
+        "data/streams/shard_copier.py",
     },
     "onnxruntime": {"export/runtimes/onnx_runtime.py"},
     "gguf": {"export/gguf_format.py", "export/gguf_architectures.py", "export/gguf_vocabulary.py"},

@@ -17,6 +17,7 @@ from drivetrain.config.engines import SINGLE
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import problem
 from drivetrain.inference import verbs
+from drivetrain.inference.remote_places import here
 from drivetrain.inference.run_sources import Folder, run_of
 from drivetrain.runtime.hardware import detect
 from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
@@ -108,6 +109,8 @@ def evaluate(
     that was trained on objects. settings: keys of the run file (engine="ddp", processes=2). Raises UserError, RunError.
     """
     place = run.folder if isinstance(run, RunReport) else run
+    if isinstance(place, str | os.PathLike):
+        place = here(os.fspath(place), [checkpoint], "run")
     file: Any = place
     if isinstance(place, str | os.PathLike) and Path(place).is_dir():
         file, settings = RunFolder(Path(place)).run_file, {"output": Path(place), **settings}

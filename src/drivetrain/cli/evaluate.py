@@ -55,8 +55,10 @@ def evaluate(
     differences from the first, over the same samples."""
     from drivetrain.compare.evaluating import asked, evaluations, places_and_overrides
     from drivetrain.compare.evaluations import table_of
+    from drivetrain.inference.remote_places import here
 
     places, overrides = places_and_overrides(runs)
+    places = [here(place, checkpoint or ["best"]) for place in places]
     if choices is not None:
         _refuse_beside_choices(overrides, data)
         _print(_choices(places, checkpoint or [], choices, shots, subject or [], trust), as_json)

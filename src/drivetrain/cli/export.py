@@ -48,10 +48,11 @@ def export(
     from drivetrain.export.exporting import RefusedExport
     from drivetrain.export.exporting import export as exported
     from drivetrain.export.request import Request
+    from drivetrain.inference.remote_places import here
     from drivetrain.launch.prepare import run_file_of
     from drivetrain.runtime.run_folder import refuse_code_of_folders
 
-    run_file, overrides = run_file_of(place, [])
+    run_file, overrides = run_file_of(here(place, [checkpoint]), [])
     run, problems = load(run_file, overrides)
     if run is None or problems:
         raise UserError(problems)

@@ -34,12 +34,14 @@ def predict(
     What a kill left of a .jsonl is continued by the same command.
     """
     from drivetrain.inference.llama_factory_files import ROWS, check_request, write_files
+    from drivetrain.inference.remote_places import here
     from drivetrain.inference.request import asked_for
     from drivetrain.launch.prepare import checked_place
 
     data, texts = asked_for(data, text or [])
     if llama_factory is not None and to is None:
         to = llama_factory / ROWS
+    run_file = here(run_file, [checkpoint])
     ready = checked_place(run_file, overrides or [], checkpoint=checkpoint, data=data, output=to, trust=trust)
     if llama_factory is not None and to is not None:
         check_request(ready.run, to, bool(texts))

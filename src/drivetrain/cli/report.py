@@ -18,8 +18,9 @@ def report(
     """Put runs and comparisons of different times side by side."""
     from drivetrain.compare import verbs
     from drivetrain.compare.table import comparison_table
+    from drivetrain.inference.remote_places import here
 
-    comparison = verbs.report(folders)
+    comparison = verbs.report([here(folder, []) for folder in folders])
     console = wide(output)
     console.print(comparison_table(comparison, console))
     if to is not None:

@@ -11,7 +11,18 @@ from drivetrain.compare.result_rows import Row
 
 PLACEMENT = frozenset(
     {
-        *("name", "output", "tracking", "checkpoints", "loader", "device", "allocator", "compile", "deterministic"),
+        *(
+            "name",
+            "output",
+            "mirror",
+            "tracking",
+            "checkpoints",
+            "loader",
+            "device",
+            "allocator",
+            "compile",
+            "deterministic",
+        ),
         *("nodes", "min_nodes", "max_restarts", "grace_seconds", "hang_seconds", "memory_limit"),
         *("micro_batch_size", "micro_batch_tokens", "recompute", "offload_activations"),
     }

@@ -126,11 +126,13 @@ def _cell(
     seeded = run.model_copy(update={"seed": run.seed + offset})
     key = _key(seeded, job, machine, versions)
     folder = folders.setdefault(key, root / "cells" / f"{slug(choice.label)}-{seeded.seed}-{key[:8]}")
-    return Cell(choice, seeded.seed, seeded.model_copy(update={"output": folder / "run"}), (), folder, key)
+    return Cell(
+        choice, seeded.seed, seeded.model_copy(update={"output": folder / "run", "mirror": None}), (), folder, key
+    )
 
 
 def _key(run: RunConfig, job: Job, machine: Machine, versions: dict[str, str]) -> str:
-    made_of: dict[str, Any] = run.model_dump(mode="json", exclude={"output", "name", "tracking"})
+    made_of: dict[str, Any] = run.model_dump(mode="json", exclude={"output", "mirror", "name", "tracking"})
     made_of |= {"job": asdict(job), "device": machine.device_name, "versions": versions, "files": _files(run, job)}
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 

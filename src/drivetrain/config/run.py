@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from drivetrain.config import training
 from drivetrain.config.adapter import Adapters
 from drivetrain.config.base import Frozen, JsonSchemaMadeLate, decides_memory, doc
 from drivetrain.config.engines import SINGLE, EngineConfig
-from drivetrain.config.location import Location
+from drivetrain.config.location import Location, Mirror, store_address
 from drivetrain.config.numerics import Numerics
 from drivetrain.config.precision import PRECISIONS, Precision, PrecisionName
 from drivetrain.config.quantisation_aware import QuantisationAwareBlock
@@ -28,6 +28,9 @@ class RunConfig(Frozen):
         "Name of the run; left out, that of the run file", "run", min_length=1, pattern=r"^[^/\\]*[^/\\.][^/\\]*$"
     )
     output: Location | None = doc("Folder for all results; left out, runs/<name>", None)
+    mirror: Mirror | None = doc(
+        "Address in an object store, s3://BUCKET/FOLDER, where the results are uploaded to while the run goes on", None
+    )
 
     workload: Annotated[Workload, Field(discriminator="type")] = doc(
         "The training task: model, data and kind", json_schema_extra=decides_memory
@@ -117,6 +120,15 @@ class RunConfig(Frozen):
     )
     seed: int = doc("Seed of the weights, the data order, augmentation and dropout", 0, ge=0, lt=2**32)
     deterministic: bool = doc("GPU: choose deterministic kernels, so that resuming is exact to the bit", False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mirrored_output(cls, given: Any) -> Any:
+        """Takes an address in a store as output for the mirror of runs/<name>."""
+        output = given.get("output") if isinstance(given, dict) else None
+        if not isinstance(output, str | Path) or store_address(output) is None or given.get("mirror") is not None:
+            return given
+        return {**{key: value for key, value in given.items() if key != "output"}, "mirror": store_address(output)}
 
     @classmethod
     def deciding_memory(cls) -> list[str]:

@@ -170,6 +170,7 @@ class TextClassification(WorkloadBlock):
     IMPLEMENTATION: ClassVar[str] = "drivetrain.workloads.text_classification:TextClassificationWorkload"
     AUTO_CLASS: ClassVar[str] = "AutoModelForSequenceClassification"
     MADE_DATA: ClassVar[str] = "drivetrain.workloads.made_data:texts"
+    STREAMED: ClassVar[Sequence[str]] = ("workload.data.train",)
     type: Literal["text_classification"] = doc("Task", "text_classification")
     model: TextModel = doc("Model to train")
     data: TextData = doc("Texts and labels")

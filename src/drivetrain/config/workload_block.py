@@ -66,6 +66,7 @@ class WorkloadBlock(Frozen):
     )
     MADE_DATA: ClassVar[str] = ""  # writes data of a number and length: module:function(block, folder, samples, length)
     MADE_DATA_REPEAT: ClassVar[bool] = False  # whether a few made samples may stand for many: only their number counts
+    STREAMED: ClassVar[Sequence[str]] = ()  # the fields of data that data.stream is about
     AUTO_CLASS: ClassVar[str] = ""  # the Transformers class that builds its model; "" where the user's code does
 
     @property
@@ -155,6 +156,11 @@ class WorkloadBlock(Frozen):
     def sources(self) -> Sequence[tuple[str, str]]:
         """(path, hub id or registered name; field of the run file) of the data, training data first."""
         return ()
+
+    @property
+    def streamed(self) -> Sequence[str]:
+        """The fields of data that are read in a stream, also from a store."""
+        return self.STREAMED if getattr(getattr(self, "data", None), "stream", False) else ()
 
     @property
     def answers_prompts(self) -> bool:

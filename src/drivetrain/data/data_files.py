@@ -8,6 +8,7 @@ import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from drivetrain.config.location import store_address
 from drivetrain.data.packed_files import OPENERS, ending, is_packed
 from drivetrain.errors import problem
 
@@ -23,8 +24,9 @@ def is_pattern(path: str) -> bool:
 
 
 def is_there(path: str) -> bool:
-    """Returns whether a path names files of this machine, or should: a pattern without a match is no hub id."""
-    return is_pattern(path) or Path(path).expanduser().exists()
+    """Returns whether a path names files of this machine or a store, or should: a pattern without a match is no hub
+    id."""
+    return store_address(path) is not None or is_pattern(path) or Path(path).expanduser().exists()
 
 
 def data_files(path: str, field: str, endings: Collection[str]) -> dict[str, Path]:

@@ -31,7 +31,7 @@ def fetched(run: RunConfig, data: bool = True, tell: Tell | None = None) -> RunC
     problems: list[Problem] = []
 
     def local(field: str, address: str) -> str:
-        if not data and field.startswith(DATA):
+        if field.startswith(DATA) and (not data or field in run.workload.streamed):
             return address
         try:
             return str(fetch(address, field, tell or _say))

@@ -25,6 +25,7 @@ from drivetrain.generation.local import LocalGenerator, MakeBatch
 from drivetrain.generation.local_forward import LocalForward, cells_of, stores_of
 from drivetrain.generation.requests import Generator, Sampling
 from drivetrain.generation.running_batch import RunningBatch
+from drivetrain.inference.remote_places import here
 from drivetrain.inference.run_sources import run_at
 from drivetrain.inference.whole_model import loaded_model
 from drivetrain.models.adapter_configs import output_layer_names
@@ -99,7 +100,7 @@ def load_model(
     Raises UserError for a source that is none of these, for adapters of another base, and for Python that came with the
     source, unless trust is set.
     """
-    found = _opened(Path(source), checkpoint, trust)
+    found = _opened(here(source, [checkpoint], "model"), checkpoint, trust)
     model, names = found.model, tuple(adapters or ())
     if names:
         model = _with_adapters(found, {name: Path(folder) for name, folder in (adapters or {}).items()}, quantised)

@@ -20,6 +20,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
 from drivetrain.config.texts import texts
+from drivetrain.data.remote_sources import fetched
 from drivetrain.data.streams.endless import draws, known_length
 from drivetrain.engines.replaced_layers import check_installed
 from drivetrain.engines.state import kept
@@ -102,7 +103,8 @@ def _judged(run_file: Path, overrides: Sequence[str], trust: bool) -> Judged:
     run, problems = load(run_file, overrides)
     if run is not None:
         refuse_code_of_folders(run, run_file, trust)
-    return judged(run, problems, node=None)
+    found = judged(run, problems, node=None)
+    return found if found.problems else replace(found, run=fetched(found.run))
 
 
 def _look_at_the_work(result: DryRun, run: RunConfig, machine: Machine, is_replaced: bool) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from drivetrain.config.location import store_address
 from drivetrain.data.remote_sources import fetched
 from drivetrain.errors import Interrupted, UserError, problem
 from drivetrain.launch.external_launcher import OuterLauncher
@@ -41,6 +42,10 @@ def start(task: Job, node: Node | None = None) -> Result:
 def _with_sources(task: Job) -> Job:
     """Returns the job with this machine's copies of what its run reads from stores. Raises UserError with all that
     cannot be fetched, and with what the files of a fetched model show."""
+    if task.data is not None and store_address(task.data) is not None:
+        from drivetrain.inference.remote_places import here
+
+        task = task.model_copy(update={"data": str(here(task.data, field="--data"))})
     run = fetched(task.run)
     if run is task.run:
         return task

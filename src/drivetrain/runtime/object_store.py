@@ -130,13 +130,17 @@ class ObjectStore:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def upload(self, path: str, file: Path) -> None:
-        """Puts a file, in parts that are read from it as they are sent; replaces an object of this name at once."""
+    def upload(self, path: str, file: Path, moved: Callable[[int], None] = lambda _: None) -> None:
+        """Puts a file, in parts that are read from it as they are sent; replaces an object of this name at once.
+
+        moved: called with the bytes of each part.
+        """
         before = self.entry(path)
 
         def put() -> None:
             try:
-                self._store.put(path, file, chunk_size=PART, max_concurrency=PARALLEL)
+                content = file if file.stat().st_size <= PART else _parts(file, moved)
+                self._store.put(path, content, chunk_size=PART, max_concurrency=PARALLEL)
             except Exception as error:
                 # cutting off the answer to its completion leaves the upload done, and aborting it fails
                 now = self.entry(path) if "NoSuchUpload" in str(error) else None
@@ -192,6 +196,13 @@ class ObjectStore:
         refused = (kinds.PermissionDeniedError, kinds.UnauthenticatedError, kinds.InvalidPathError)
         lasting = isinstance(error, (*refused, kinds.NotSupportedError, TypeError, ValueError))
         return StoreError(why, passing=not lasting and not _LASTING.search(why))
+
+
+def _parts(file: Path, moved: Callable[[int], None]) -> Iterator[bytes]:
+    with file.open("rb") as opened:
+        while part := opened.read(PART):
+            yield part
+            moved(len(part))
 
 
 def scrubbed(text: str) -> str:

@@ -10,6 +10,7 @@ storage would have to keep, whatever kills the process:
                             a folder is written aside, by many ranks at once, and is complete or absent; what a
                             workload puts beside the weights is written into it too
     delete                  a folder is whole or absent
+    link_all                a second name of each file, which keeps its contents when the first one goes
     entries, local_file     list and read; local_file gives a path, since libraries map files into memory
 """
 
@@ -172,6 +173,23 @@ def move(path: Path, target: Path) -> None:
     """Gives a file or folder another name, in a folder that is made if it is missing."""
     target.parent.mkdir(exist_ok=True)
     path.rename(target)
+
+
+def link_all(folder: Path, target: Path) -> None:
+    """Makes a folder whose files are hard links to those of another. Raises OSError where the file system has none."""
+    begin_below(target)
+    for path in sorted(folder.rglob("*")):
+        place = target / path.relative_to(folder)
+        if path.is_dir():
+            place.mkdir()
+        else:
+            os.link(path, place)
+
+
+def begin_below(folder: Path) -> None:
+    """Makes an empty folder, and those above it."""
+    discard(folder)
+    folder.mkdir(parents=True)
 
 
 def delete(folder: Path, aside: Path) -> None:

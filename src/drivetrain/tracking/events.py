@@ -110,6 +110,17 @@ class CheckpointSaved(Event):
 
 
 @dataclass(frozen=True)
+class CheckpointUploaded(Event):
+    """A checkpoint is complete in the run's mirror. path: its address."""
+
+    kind: ClassVar[str] = "upload"
+    step: int
+    path: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Warned(Event):
     kind: ClassVar[str] = "warning"
     message: str
@@ -142,7 +153,7 @@ class RunFinished(Event):
 
 EVENTS: tuple[type[Event], ...] = (
     *(RunStarted, StepDone, Evaluated, MixtureEvaluated, Generated, RolledOut),
-    *(CheckpointSaved, Warned, Troubled, RunFinished),
+    *(CheckpointSaved, CheckpointUploaded, Warned, Troubled, RunFinished),
 )
 _HINTS = {event.kind: get_type_hints(event) for event in EVENTS}
 _FIELDS = {event.kind: fields(event) for event in EVENTS}

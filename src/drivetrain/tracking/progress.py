@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from drivetrain.tracking.events import (
     CheckpointSaved,
+    CheckpointUploaded,
     Evaluated,
     Event,
     Generated,
@@ -77,6 +78,8 @@ class ProgressTracker(Tracker):
                 self._evaluation(event)
             case CheckpointSaved() if not self._quiet and not self._console.is_terminal:
                 self._print(f"step {event.step:>6}  saved {escape(event.path)} ({size_text(event.bytes)})")
+            case CheckpointUploaded() if not self._quiet and not self._console.is_terminal:
+                self._print(f"step {event.step:>6}  uploaded {escape(event.path)} ({size_text(event.bytes)})")
             case RunFinished() if event.status != "failed" and not self._quiet:
                 self._finish(event)
 

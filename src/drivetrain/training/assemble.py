@@ -9,6 +9,7 @@ import torch
 from drivetrain.config.adapter import rate_factors
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
+from drivetrain.data.remote_sources import fetched
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import seed_everything, seed_rank
 from drivetrain.engines import build_engine
@@ -33,6 +34,7 @@ def assemble(
 
     part: how the engine's parts of a step are timed.
     """
+    run = fetched(run)  # as a rule it is, by the process that starts the ranks
     # its problems come before reading data
     build_optimizer = optimizer_of(run) if training else None
     check_installed(run.precision_spec)
@@ -53,6 +55,7 @@ def read_workload(run: RunConfig, training: bool, change: Callable[[Workload], N
 
     change: made to the workload before it is checked.
     """
+    run = fetched(run)
     seed_everything(run.seed)
     try:
         workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)

@@ -15,6 +15,7 @@ from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.runtime.signals import StopRequest
 from drivetrain.tracking.build import EventStream
 from drivetrain.training.auto_settings import chosen
+from drivetrain.training.mirroring import Mirroring
 from drivetrain.workloads.base import Workload
 
 
@@ -32,6 +33,7 @@ class TrainingContext:
     events: EventStream
     stop: StopRequest
     attempt: Attempt
+    mirror: Mirroring
     given: RunConfig  # before micro-batches were made smaller for want of memory
 
     @property

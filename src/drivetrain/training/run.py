@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,7 @@ from drivetrain.training.context import TrainingContext
 from drivetrain.training.evaluation import Evaluations
 from drivetrain.training.hooks import LoopHooks
 from drivetrain.training.loop import train
+from drivetrain.training.mirroring import mirrored
 from drivetrain.training.mixture_report import cadence_notes
 from drivetrain.training.progress import Progress
 from drivetrain.training.report import RunReport
@@ -65,16 +67,17 @@ def run(
     heart: this process's record of its present step and part.
     """
     attempt = attempt or Attempt()
-    with arithmetic(config.precision_spec, machine), stop_on_signals() as stop:
+    with arithmetic(config.precision_spec, machine), stop_on_signals() as stop, ExitStack() as closing:
         ranks, stopwatch = Communicator(), Stopwatch(torch_device(machine), heart)
         given, config = config, _cut_as_fits(config, attempt, ranks)
         preflight.agree(config, ranks)
-        with room_for("building the model"):
-            workload, engine = assemble(config, machine, ranks, training=True, part=stopwatch.part)
-        preflight.same_data(workload, ranks)
         folder = RunFolder(config.folder)
         # a rank on a machine that came late does not know that the run had begun
         resume = any(ranks.all_gather(resume or attempt.goes_on))
+        mirror = closing.enter_context(mirrored(config, ranks, folder, resume, overwrite and not resume, heart, stop))
+        with room_for("building the model"):
+            workload, engine = assemble(config, machine, ranks, training=True, part=stopwatch.part)
+        preflight.same_data(workload, ranks)
         size = preflight.checkpoint_bytes(config, engine.shapes(), engine.engaged().trained_parameters)
         if resume:
             ranks.on_first(lambda: clean_partials(folder.checkpoints))  # what a kill left takes room
@@ -92,7 +95,9 @@ def run(
             warn = functools.partial(_warn, events)
             meters = Meters(machine, config.precision_spec, engine, not engine.compiled, stopwatch, warn)
             report = _train(
-                TrainingContext(config, machine, ranks, workload, engine, meters, folder, events, stop, attempt, given),
+                TrainingContext(
+                    config, machine, ranks, workload, engine, meters, folder, events, stop, attempt, mirror, given
+                ),
                 resume,
             )
             events.close()
@@ -125,7 +130,9 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
     order = order_of(config, workload)
     total_steps = total_steps_of(config, order)
     metric = best_metric(config, workload)
-    checkpoints = RunCheckpoints(parts.folder.checkpoints, config, engine, ranks, metric, workload.train, events.send)
+    checkpoints = RunCheckpoints(
+        *(parts.folder.checkpoints, config, engine, ranks, metric, workload.train, events.send), parts.mirror.saved
+    )
     cutting = Batching(
         *(config, parts.machine, workload, engine, order, total_steps, events.send, parts.given),
         covered=checkpoints.covered,
@@ -137,6 +144,7 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
     refuse_beyond(config, total_steps, progress)
     first_step = progress.step
     former = ranks.on_first(lambda: begun(parts, progress.step))
+    parts.mirror.start(events.send, metric)
     if former:
         events.send(Warned(message=f"of steps that are made again: {parts.folder.trouble} keeps {', '.join(former)}"))
     before = parts.attempt.elapsed_before(progress.elapsed_seconds)

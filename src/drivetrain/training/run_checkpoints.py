@@ -41,9 +41,10 @@ class RunCheckpoints:
         metric: BestMetric,
         samples: Samples,
         send: Callable[[Event], None],
+        saved: Callable[[int, Path], None] = lambda _, __: None,
     ) -> None:
         self._root, self._run, self._engine, self._ranks, self._metric = root, run, engine, communicator, metric
-        self._send = send
+        self._send, self._saved = send, saved
         # the order of the data is a function of these; a resumed run must not change them under way
         self._order: dict[str, Any] = {"seed": run.seed, "batch_size": run.global_batch}
         self._order |= order_key(samples, by_epochs=run.loop.steps is None)
@@ -87,15 +88,16 @@ class RunCheckpoints:
         self._host_copies.wait()
         path = save(self._root, step, parts, facts, self._engine.save_assets, self._writing_ranks)
         self._good.append(step)
-        size = self._writing_ranks.on_first(lambda: self._pruned(path, facts))
+        size = self._writing_ranks.on_first(lambda: self._pruned(step, path, facts))
         seconds = time.perf_counter() - start
         self._send(CheckpointSaved(step=step, path=str(path), bytes=size, seconds=seconds))
 
-    def _pruned(self, path: Path, facts: dict[str, Any]) -> int:
+    def _pruned(self, step: int, path: Path, facts: dict[str, Any]) -> int:
         """Returns the bytes of a new checkpoint, after older ones that need not be kept are deleted and links point at
         it."""
         kept = self._run.checkpoints
         higher, metric = self._metric.higher_is_better, self._metric.name
+        self._saved(step, path)
         prune(self._root, kept.keep_last, kept.keep_best, higher, metric, path)
         link(path, best_step(facts))
         return sum(file.stat().st_size for file in path.iterdir())

@@ -14,13 +14,14 @@ from hashlib import blake2b
 from pathlib import Path
 
 from drivetrain.data.streams.line_shards import LineShard
+from drivetrain.data.streams.remote_shards import RemoteRowsShard
 
 
 class KeptCounts:
     """Counts of the files of one data set. Without a writable folder nothing is kept, which costs time."""
 
-    def __init__(self, root: Path, shards: Sequence[LineShard]) -> None:
-        self._states = {state: shard for shard in shards if (state := _state(shard.path)) is not None}
+    def __init__(self, root: Path, shards: Sequence[LineShard | RemoteRowsShard]) -> None:
+        self._states = {state: shard for shard in shards if (state := _state(shard)) is not None}
         name = blake2b(json.dumps(sorted(self._states)).encode(), digest_size=20).hexdigest()
         self._file, self._written = root / f"stream-{name}.jsonl", 0
         self._kept: set[str] = set()
@@ -52,8 +53,12 @@ class KeptCounts:
                 os.close(descriptor)
 
 
-def _state(path: Path) -> str | None:
+def _state(shard: LineShard | RemoteRowsShard) -> str | None:
+    if shard.copy is not None:
+        return shard.copy.state
+    assert isinstance(shard, LineShard)
     with suppress(OSError):
+        path = shard.path
         found = path.stat()
         return f"{path.resolve()} {found.st_size} {found.st_mtime_ns}"
     return None

@@ -18,6 +18,7 @@ from drivetrain.data.json_files import Row, parsed_line
 from drivetrain.data.language.row_schema import RowError
 from drivetrain.data.long_text import BYTE_ORDER_MARK
 from drivetrain.data.packed_files import PackedError, open_bytes
+from drivetrain.data.streams.remote_shards import ShardCopy
 from drivetrain.errors import UserError, problem
 
 
@@ -44,11 +45,22 @@ class LinePiece:
 class LineShard:
     """A shard of lines; blank lines are no rows. known: the number of rows, once it is."""
 
-    def __init__(self, path: Path, name: str, field: str, is_text: bool) -> None:
+    def __init__(self, path: Path, name: str, field: str, is_text: bool, copy: ShardCopy | None = None) -> None:
+        """copy: that of a shard in a store, which `path` names."""
+        self.copy = copy
         self.path, self.name, self._field, self._is_text = path, name, field, is_text
         self.known: int | None = None
         # what is open: the process that opened it (a position is shared with forked ones), and the row that comes next
         self._open: tuple[int, int, Iterator[tuple[int, bytes]], BinaryIO] | None = None
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size if self.copy is None else self.copy.size
+
+    def ahead(self) -> None:
+        """Has the shard brought to this machine, if it lies in a store."""
+        if self.copy is not None:
+            self.copy.ahead()
 
     def count(self) -> int:
         """Counts the rows without parsing them; a file that was counted is not read again."""
@@ -115,6 +127,8 @@ class LineShard:
         self._close()
 
     def _lines(self) -> tuple[Iterator[tuple[int, bytes]], BinaryIO]:
+        if self.copy is not None:
+            self.copy.ready()
         opened = open_bytes(self.path)
         return _with_content(opened), opened
 

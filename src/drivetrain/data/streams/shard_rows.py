@@ -10,6 +10,7 @@ from drivetrain.data.json_files import Row
 from drivetrain.data.language.row_schema import RowError
 from drivetrain.data.streams.kept_counts import KeptCounts
 from drivetrain.data.streams.line_shards import LineShard
+from drivetrain.data.streams.remote_shards import RemoteRowsShard
 from drivetrain.data.streams.shards import Piece, Shard, find_shards, part_of
 from drivetrain.data.streams.shuffled import ShuffledShards
 from drivetrain.errors import problem
@@ -20,7 +21,7 @@ class ShardRows:
 
     def __init__(self, shards: Sequence[Shard], root: Path) -> None:
         self.shards = shards
-        self._counts = KeptCounts(root, [shard for shard in shards if isinstance(shard, LineShard)])
+        self._counts = KeptCounts(root, [shard for shard in shards if isinstance(shard, LineShard | RemoteRowsShard)])
         self._counts.read()
 
     def __len__(self) -> int:
@@ -66,9 +67,16 @@ class ShardRows:
     @property
     def identity(self) -> str:
         """Returns names and sizes of the files, in short."""
-        sizes = [each.path.stat().st_size if isinstance(each, LineShard) else each.known for each in self.shards]
+        sizes = [_size(each) for each in self.shards]
         described = list(zip((each.name for each in self.shards), sizes, strict=True))
         return blake2b(repr(described).encode(), digest_size=6).hexdigest()
+
+
+def _size(shard: Shard) -> int | None:
+    """Returns the bytes of a shard's file, or the number of its rows."""
+    if isinstance(shard, LineShard):
+        return shard.size
+    return shard.copy.size if isinstance(shard, RemoteRowsShard) else shard.known
 
 
 def open_shards(path: str, field: str, root: Path) -> ShardRows:

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from drivetrain.config.location import store_address
 from drivetrain.data.arrow_rows import ArrowRows, without_inner_nulls
 from drivetrain.data.data_files import data_files, is_there
 from drivetrain.data.json_files import JSON_LINES, Row
-from drivetrain.data.packed_files import PackedError, ending
+from drivetrain.data.packed_files import OPENERS, PackedError, ending
 from drivetrain.data.row_blocks import ENDINGS, TEXTS
 from drivetrain.data.rows import Rows, open_file
 from drivetrain.data.streams.line_shards import LineShard
+from drivetrain.data.streams.remote_shards import RemoteRowsShard, ShardCopy, copies
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.runtime.hardware import usable_cores
 
@@ -47,6 +49,10 @@ class Shard(Protocol):
 
     def piece(self, start: int, stop: int) -> Piece:
         """Returns rows start to stop - 1, or fewer where the shard ends."""
+        ...
+
+    def ahead(self) -> None:
+        """Prepares for reading it soon."""
         ...
 
 
@@ -90,6 +96,9 @@ class RowsShard:
             return RowsPiece(self._rows.where, start, arrow=self._rows.slices(start, stop))
         return RowsPiece(self._rows.where, start, self._rows.read(start, stop))
 
+    def ahead(self) -> None:
+        pass
+
 
 class PartOfShard:
     """Rows `start` to `stop` - 1 of a shard; stop: None for its end."""
@@ -109,6 +118,9 @@ class PartOfShard:
     def piece(self, start: int, stop: int) -> Piece:
         end = self._start + stop if self._stop is None else min(self._start + stop, self._stop)
         return self._shard.piece(self._start + start, max(self._start + start, end))
+
+    def ahead(self) -> None:
+        self._shard.ahead()
 
 
 def part_of(shards: Sequence[Shard], start: int, stop: int | None) -> list[Shard]:
@@ -151,6 +163,8 @@ def find_shards(path: str, field: str) -> list[Shard]:
 
     Raises UserError for files that are missing, cannot be read in a stream, or are empty, all files at once.
     """
+    if (address := store_address(path)) is not None:
+        return [_remote(copy, name, field) for name, copy in copies(address, field, _endings()).items()]
     shards: list[Shard] = []
     problems: list[Problem] = []
     for name, file in _files(path, field).items():
@@ -166,6 +180,16 @@ def find_shards(path: str, field: str) -> list[Shard]:
             problems = [*problems[:SHOWN], Problem(field, more, "correct or remove them too")]
         raise UserError(problems)
     return shards
+
+
+def _remote(copy: ShardCopy, name: str, field: str) -> Shard:
+    if ending(copy.file) in LINES and copy.size:
+        return LineShard(copy.file, name, field, ending(copy.file) in TEXTS, copy)
+    return RemoteRowsShard(copy, name, field)
+
+
+def _endings() -> tuple[str, ...]:
+    return (*ENDINGS, *(f"{kind}{packed}" for kind in LINES for packed in OPENERS))
 
 
 def _files(path: str, field: str) -> dict[str, Path]:

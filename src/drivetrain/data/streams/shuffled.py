@@ -27,6 +27,7 @@ import numpy as np
 from drivetrain.data.streams.shards import Piece, Shard, count_all
 from drivetrain.errors import RunError
 
+AHEAD = 2  # shards that are fetched before they are reached, where they lie in a store
 KEPT = 2  # blocks: a batch may begin in one and end in the next
 
 
@@ -139,6 +140,8 @@ class ShuffledShards:
         shard, row = self._beginning(turn, number, order)
         block = Block()
         while len(block) < self._buffer and shard < len(order):
+            for coming in order[shard : shard + 1 + AHEAD]:  # this one too: it is asked for before the others
+                self._shards[coming].ahead()
             wanted = self._buffer - len(block)
             piece = self._shards[order[shard]].piece(row, row + wanted)
             if len(piece):

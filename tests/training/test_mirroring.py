@@ -1,0 +1,306 @@
+"""Runs that are mirrored to an object store: complete there or absent, whatever dies, fails or comes second."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drivetrain
+from drivetrain.checkpoint.directory import load, steps
+from drivetrain.checkpoint.mirror import index as index_module
+from drivetrain.checkpoint.mirror import run_mirror
+from drivetrain.checkpoint.mirror.index import Index, Lost, OwnIndex, read
+from drivetrain.checkpoint.state import same
+from drivetrain.errors import RunError, UserError
+from drivetrain.runtime import object_store
+from drivetrain.runtime.object_store import ObjectStore
+from tests import ranks
+from tests.store_server import SECRET, Fault, FaultyProxy, StoreServer
+
+MODULE = """
+import torch
+from torch import nn
+
+generator = torch.Generator().manual_seed(0)
+inputs = torch.randn(64, 8, generator=generator)
+train_data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
+evaluation_data = train_data
+
+
+def build_model():
+    return nn.Sequential(nn.Linear(8, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 1))
+
+
+loss = nn.MSELoss()
+"""
+
+
+def run_in(folder: Path, mirror: str, steps: int = 12, width: int = 16, **given: Any) -> dict[str, Any]:
+    (folder / "module.py").write_text(MODULE.replace("WIDTH", str(width)))
+    return {
+        "name": "mirrored",
+        "workload": {"type": "module", "path": str(folder / "module.py")},
+        "output": str(folder / "disk"),
+        **({"mirror": mirror} if mirror else {}),
+        "batch_size": 8,
+        "loop": {"steps": steps},
+        "optimizer": {"name": "adamw", "lr": 0.01},
+        "evaluation": {"every_steps": 4},
+        "checkpoints": {"every_steps": 2, "keep_last": 2},
+        "tracking": {"log_every": 1, "trackers": []},
+        **given,
+    }
+
+
+def train(run: dict[str, Any], **given: Any) -> Any:
+    return drivetrain.train(run, quiet=True, **given)
+
+
+def index_of(mirror: str) -> Index:
+    found, _ = read(ObjectStore(mirror))
+    assert found is not None
+    return found
+
+
+def prefixes_in(mirror: str) -> set[str]:
+    return {each.path.split("/")[1] for each in ObjectStore(mirror).entries("checkpoints")}
+
+
+def same_checkpoints(one: Path, other: Path) -> bool:
+    first, second = load(one), load(other)
+    return all(same(first[part], second[part]) for part in ("model", "optimizer"))
+
+
+@pytest.fixture
+def unbroken(tmp_path: Path) -> Callable[..., Path]:
+    """The last checkpoint of the same run without a mirror and without a kill."""
+
+    def made(**given: Any) -> Path:
+        (tmp_path / "unbroken").mkdir()
+        run = run_in(tmp_path / "unbroken", "", **given)
+        train(run)
+        return steps(tmp_path / "unbroken" / "disk" / "checkpoints")[-1]
+
+    return made
+
+
+def test_a_run_is_in_the_store_as_it_is_on_the_disk(bucket: str, tmp_path: Path) -> None:
+    mirror = f"{bucket}/runs/one"
+    train(run_in(tmp_path, mirror))
+    disk, index, store = tmp_path / "disk", index_of(mirror), ObjectStore(mirror)
+    local = [int(path.name.removeprefix("step-")) for path in steps(disk / "checkpoints")]
+    assert [each.step for each in index.checkpoints] == local, "retention keeps the same ones"
+    assert prefixes_in(mirror) == {each.prefix for each in index.checkpoints}, "nothing is left beside them"
+    assert index.writer is None
+    for each in index.checkpoints:
+        for file in (disk / "checkpoints" / f"step-{each.step:08d}").iterdir():
+            assert store.read(f"checkpoints/{each.prefix}/{file.name}")[0] == file.read_bytes()
+    for name in ("run.yaml", "events.jsonl", "report.json", "environment.json"):
+        assert store.read(name)[0] == (disk / name).read_bytes()
+    events = [json.loads(line) for line in (disk / "events.jsonl").read_text().splitlines()]
+    uploads = {each["step"] for each in events if each["event"] == "upload"}
+    assert uploads <= {*range(2, 13, 2)}, "those of the time before the run's end, when events are closed"
+    assert not (disk / ".mirror").exists() or not any((disk / ".mirror").iterdir())
+    assert not [file for file in disk.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]
+
+
+def test_a_run_goes_on_from_the_store_on_an_empty_disk_to_the_same_bits(
+    bucket: str, tmp_path: Path, unbroken: Callable[..., Path]
+) -> None:
+    train(run_in(tmp_path, bucket, steps=6, schedule={"name": "constant"}))
+    shutil.rmtree(tmp_path / "disk")
+    report = train(run_in(tmp_path, bucket, steps=12, schedule={"name": "constant"}), resume=True)
+    assert report.status == "completed"
+    losses = [json.loads(line) for line in (tmp_path / "disk" / "events.jsonl").read_text().splitlines()]
+    assert [each["step"] for each in losses if each["event"] == "step"] == [*range(1, 13)], "one curve"
+    [last] = steps(tmp_path / "disk" / "checkpoints")[-1:]
+    assert same_checkpoints(last, unbroken(steps=12, schedule={"name": "constant"}))
+
+
+def mirrored_main(folder: str, mirror: str, variables: dict[str, str], steps: int) -> None:
+    os.environ.update(variables)
+    train(run_in(Path(folder), mirror, steps), resume=True)
+
+
+class Counting:
+    """Makes uploads of checkpoints slow, and notices the one of this number."""
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted, self.count, self.reached = wanted, 0, threading.Event()
+
+    def __call__(self, method: str, path: str, _: int) -> Fault | None:
+        if method not in ("PUT", "POST") or "/checkpoints/" not in path:
+            return None
+        self.count += 1
+        if self.count == self.wanted:
+            self.reached.set()
+        return "slow"
+
+
+def killed_and_resumed(kills: int, mirror: str, server: StoreServer, folder: Path) -> Path:
+    """Kills a run `kills` times while it uploads, each time on a machine whose disk is empty, and each time
+    with four more steps to train. Returns its last checkpoint, made without a kill."""
+    chosen = random.Random(kills)
+    for number in range(kills):
+        machine = folder / f"machine-{number}"
+        machine.mkdir()
+        counting = Counting(chosen.randint(1, 6))
+        with FaultyProxy(server.address, counting, 0.05).running() as proxy:
+            process = ranks.start(mirrored_main, str(machine), mirror, server.through(proxy), 4 * number + 4)
+            assert counting.reached.wait(60), "it uploads"
+            time.sleep(chosen.random() * 0.1)
+            process.kill()
+            process.join(30)
+    machine = folder / "last"
+    machine.mkdir()
+    process = ranks.start(mirrored_main, str(machine), mirror, server.variables, 4 * kills + 4)
+    process.join(120)
+    assert process.exitcode == 0
+    return steps(machine / "disk" / "checkpoints")[-1]
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_kills_in_uploads_lose_nothing_that_was_complete(
+    kills: int, bucket: str, store_server: StoreServer, tmp_path: Path, unbroken: Callable[..., Path]
+) -> None:
+    last = killed_and_resumed(kills, bucket, store_server, tmp_path)
+    assert same_checkpoints(last, unbroken(steps=4 * kills + 4))
+    index = index_of(bucket)
+    assert index.checkpoints[-1].step == 4 * kills + 4
+    assert prefixes_in(bucket) == {each.prefix for each in index.checkpoints}, "orphans of killed uploads are gone"
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses and leases of fractions of a second."""
+    for module, name, value in (
+        *((object_store, "PAUSES", (0.01,)), (run_mirror, "PAUSE", 0.05)),
+        *((index_module, "LEASE", 0.5), (index_module, "LOOKS", 0.05)),
+    ):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(ObjectStore.__init__, "__defaults__", ((0.01,),))
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_store_that_fails_never_ends_the_training_and_resume_uploads_what_is_left(
+    bucket: str, store_server: StoreServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(method: str, path: str, _: int) -> Fault | None:
+        return "refuse" if method in ("PUT", "POST") and "/checkpoints/" in path else None
+
+    with FaultyProxy(store_server.address, fault).running() as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        with pytest.raises(RunError, match=r"step 10, step 12 could not.*resume"):
+            train(run_in(tmp_path, bucket))
+    disk = tmp_path / "disk"
+    assert json.loads((disk / "report.json").read_text())["status"] == "completed"
+    events = [json.loads(line) for line in (disk / "events.jsonl").read_text().splitlines()]
+    warnings = [each["message"] for each in events if each["event"] == "warning"]
+    assert sum("uploading to" in each for each in warnings) == 1, "at once, and once"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", store_server.address)
+    assert index_of(bucket).checkpoints == []
+    train(run_in(tmp_path, bucket), resume=True)
+    assert [each.step for each in index_of(bucket).checkpoints][-2:] == [10, 12]
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("fault", ["refuse", "throttle", "cut", "slow", "lose"])
+def test_faults_now_and_then_leave_a_complete_mirror(
+    fault: Fault, bucket: str, store_server: StoreServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def now_and_then(method: str, path: str, number: int) -> Fault | None:
+        loses = fault != "lose" or (method == "PUT" and "safetensors" in path)
+        return fault if loses and number % 5 == 3 else None
+
+    with FaultyProxy(store_server.address, now_and_then, 0.05).running() as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        train(run_in(tmp_path, bucket, steps=4))
+    assert fault in {found for _, _, found in proxy.seen}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", store_server.address)
+    original = tmp_path / "disk" / "checkpoints" / "step-00000004"
+    there = index_of(bucket).checkpoints[-1]
+    assert there.step == 4
+    for file in original.iterdir():
+        assert ObjectStore(bucket).read(f"checkpoints/{there.prefix}/{file.name}")[0] == file.read_bytes()
+
+
+def test_a_second_run_is_refused_and_an_overwriting_one_replaces_the_first(bucket: str, tmp_path: Path) -> None:
+    train(run_in(tmp_path, bucket, steps=4))
+    before = prefixes_in(bucket)
+    shutil.rmtree(tmp_path / "disk")
+    with pytest.raises(UserError, match="already holds a run"):
+        train(run_in(tmp_path, bucket, steps=4))
+    assert prefixes_in(bucket) == before
+    assert index_of(bucket).writer is None
+    train(run_in(tmp_path, bucket, steps=2), overwrite=True)
+    assert [each.step for each in index_of(bucket).checkpoints] == [2]
+    assert len(prefixes_in(bucket)) == 1
+
+
+@pytest.mark.usefixtures("hurried")
+def test_of_two_writers_the_second_is_refused_as_long_as_the_first_is_alive(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "_system", lambda: "")  # as on two machines
+    first, second = OwnIndex(ObjectStore(bucket), print), OwnIndex(ObjectStore(bucket), print)
+    first.claim()
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(0.1):
+            first.renew()
+
+    renewing = threading.Thread(target=renew)
+    renewing.start()
+    try:
+        with pytest.raises(UserError, match="a run is writing to"):
+            second.claim()
+    finally:
+        ended.set()
+        renewing.join()
+    second.claim()  # nothing has renewed the first one's entry
+    with pytest.raises(Lost, match="taken over"):
+        first.change(lambda index: index.model_copy(update={"checkpoints": []}))
+    second.renew()
+    second.release()
+    second.renew()  # a thread's that comes late
+    assert index_of(bucket).writer is None
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_run_whose_mirror_is_taken_over_trains_on_and_reports_it(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = run_mirror.upload
+
+    def taken(store: ObjectStore, *given: Any) -> Any:
+        made = original(store, *given)
+        _, version = store.read("index.json")
+        store.put_if("index.json", Index().model_dump_json().encode(), version)
+        return made
+
+    monkeypatch.setattr(run_mirror, "upload", taken)
+    with pytest.raises(RunError, match="taken over"):
+        train(run_in(tmp_path, bucket, steps=4))
+    assert json.loads((tmp_path / "disk" / "report.json").read_text())["status"] == "completed"
+    assert index_of(bucket).checkpoints == [], "nothing is merged into another writer's run"
+
+
+def test_an_address_as_output_is_the_mirror_of_the_usual_folder() -> None:
+    from drivetrain.config.run import RunConfig
+
+    given = {"workload": {"type": "module", "path": "m.py"}, "batch_size": 1, "loop": {"steps": 1}, "name": "x"}
+    run = RunConfig.model_validate({**given, "output": "s3://bucket/runs/x/"})
+    assert run.mirror == "s3://bucket/runs/x"
+    assert run.folder == Path("runs/x")
+    with pytest.raises(ValueError, match="mirrored to"):
+        RunConfig.model_validate({**given, "mirror": "https://host/x"})
