@@ -7,7 +7,7 @@ from drivetrain.config.run import RunConfig
 WITHOUT = {
     *("name", "output", "scaler", "min_nodes", "max_restarts", "grace_seconds", "hang_seconds"),
     *("micro_batch_size", "micro_batch_tokens", "loop", "schedule", "numerics", "evaluation", "checkpoints"),
-    *("tracking", "loader", "seed", "deterministic"),
+    *("tracking", "loader", "seed", "deterministic", "mirror"),
 }
 
 

@@ -67,7 +67,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("evaluation.metric", "", "at least 1 character"),
     ("tracking.trackers", [""], "at least 1 character"),
     ("output", "x" * 300, "a name has at most 255 bytes"),
-    ("workload", {"type": "text_classification", "model": {}, "data": {"train": "x" * 300}}, "a path or a hub id"),
+    ("workload", {"type": "text_classification", "model": {}, "data": {"train": "x" * 300}}, "or a hub id"),
     ("optimizer.name", "/proc/self/mem", "others as package.module:Class"),
     ("optimizer.name", "./mine.py:Best", "others as package.module:Class"),
     ("optimizer.name", "mine:", "others as package.module:Class"),

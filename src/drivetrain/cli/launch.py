@@ -118,7 +118,7 @@ def _was_typed(context: typer.Context, name: str) -> bool:
 
 
 def _refuse_unread(context: typer.Context) -> None:
-    """Raises UserError for options that the chosen way does not read: whoever gives one expects something of it."""
+    """Raises UserError for options that the chosen way does not read, since one is given for an effect."""
     from drivetrain.errors import Problem, UserError
 
     way = next(name for name in UNREAD if context.params[name])

@@ -29,7 +29,7 @@ class Allocation:
 
     @property
     def notices(self) -> list[str]:
-        """What Slurm does with what was left out."""
+        """Returns what Slurm does where an option was left out."""
         if self.cpus is not None:
             return []
         why = "--cpus was left out: Slurm may give a node's ranks a single core, which they share with their loaders"
