@@ -86,6 +86,6 @@ def test_machines_that_could_never_go_on_are_reported_before(settings: dict[str,
 
 @pytest.mark.parametrize(("world", "shape"), [(15, (15, 1)), (12, (12, 1)), (8, (8, 1)), (16, (8, 2))])
 def test_nodes_that_lost_devices_come_to_the_same_run_by_its_ranks_alone(world: int, shape: tuple[int, int]) -> None:
-    """Of 12 ranks one node may have 8 and the other 4: each would divide by its own number."""
+    """One node may have 8 of 12 ranks and the other 4, so that neither may divide by its own number."""
     run = shrunk(run_of("ddp", 8, nodes=2), world)
     assert (run.processes, run.nodes) == shape

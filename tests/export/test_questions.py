@@ -1,4 +1,4 @@
-"""What an export is asked: prompts that leave places for the answer, and texts, which every runtime has to answer."""
+"""Exports are verified with prompts that leave places for the answer, and with texts that each runtime has to answer."""
 
 from __future__ import annotations
 

@@ -148,9 +148,9 @@ def of_the_package(name: str) -> Callable[[list[dict[str, Any]], Optimizer], Any
     return make
 
 
-def in_one_process(name: str, parts: int = 1) -> Curve:
-    """A plain loop around the package's class (or the paper's algorithm). parts: pieces of a batch, whose gradients are
-    added."""
+def in_one_process(name: str, shares: int = 1) -> Curve:
+    """A plain loop around the package's class (or the paper's algorithm). shares: of a batch, whose gradients are
+    added: the first of two has each other sample, as the first of two ranks does."""
     work, config = workload("wide"), OPTIMIZERS[name]
     model = work.build_model()
     matrices, vectors = [p for p in model.parameters() if p.ndim > 1], [p for p in model.parameters() if p.ndim == 1]
@@ -161,18 +161,20 @@ def in_one_process(name: str, parts: int = 1) -> Curve:
     optimizer = of_the_package(name)(groups, config)
     order, curve = GlobalOrder(SAMPLES, BATCH, seed=1), Curve([], [], {}, {})
     for step in range(STEPS):
-        batch = work.collate([work.train.load(int(index), 0) for index in order.batch(step)[1]])
-        loss, count = torch.zeros(()), (batch["labels"] != IGNORED).sum()
-        for features, labels in zip(batch["features"].chunk(parts), batch["labels"].chunk(parts), strict=True):
-            own = F.cross_entropy(model(features), labels, ignore_index=IGNORED)
-            own = own if parts == 1 else own * (labels != IGNORED).sum() / count
+        indices = order.batch(step)[1]
+        batches = [work.collate([work.train.load(int(i), 0) for i in indices[n::shares]]) for n in range(shares)]
+        count = sum((batch["labels"] != IGNORED).sum() for batch in batches)
+        loss = 0.0
+        for batch in batches:
+            logits = model(batch["features"])
+            own = F.cross_entropy(logits, batch["labels"], ignore_index=IGNORED, reduction="sum") / count
             own.backward()
-            loss = loss + own.detach()
+            loss += own.item()
         curve.norms.append(nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
         with torch.compiler.set_stance("force_eager"):
             optimizer.step()
         optimizer.zero_grad()
-        curve.losses.append(loss.item())
+        curve.losses.append(loss)
     curve.weights = model.state_dict()
     return curve
 
@@ -186,13 +188,16 @@ def curves(ranks: Pools) -> dict[str, Curve]:
     return {case.name: curve for case, curve in zip(ON_RANKS, ranks(2).run(run_cases, ON_RANKS)[0], strict=True)}
 
 
+def shares_of(case: Case) -> int:
+    """Returns how a plain loop cuts the batch: as the ranks do for codes of eight bits, which turn over by the order in
+    which gradients are added, on some processors by more than is allowed."""
+    return case.world if case.optimizer == "adamw-fp8" else 1
+
+
 @pytest.mark.parametrize("case", ON_RANKS, ids=lambda case: case.name)
 def test_two_ranks_train_as_one_process_of_the_package(case: Case, curves: dict[str, Curve]) -> None:
-    ours, theirs = curves[case.name], in_one_process(case.optimizer)
+    ours, theirs = curves[case.name], in_one_process(case.optimizer, shares_of(case))
     near = ROUNDING.get(case.optimizer, 1e-4)
-    if case.optimizer == "adamw-fp8":  # how far its codes turn over depends on the processor: 1.9e-4 on one of AMD's
-        halves = in_one_process(case.optimizer, parts=2)
-        near = max(near, 2 * largest(halves.losses, theirs.losses), 2 * largest(halves.norms, theirs.norms))
     assert ours.losses[-1] < 0.5 * ours.losses[0]
     assert largest(ours.losses, theirs.losses) < near
     assert largest(ours.norms, theirs.norms) < near
@@ -201,7 +206,7 @@ def test_two_ranks_train_as_one_process_of_the_package(case: Case, curves: dict[
 @pytest.mark.slow
 def test_hybrid_shards_train_as_one_process_and_resume_to_the_same_bits(ranks: Pools, tmp_path: Path) -> None:
     for case, ours in zip(HYBRID, ranks(4).run(run_cases, HYBRID)[0], strict=True):
-        assert largest(ours.losses, in_one_process(case.optimizer).losses) < 1e-4
+        assert largest(ours.losses, in_one_process(case.optimizer, shares_of(case)).losses) < 1e-4
     assert ranks(4).run(resumed_alike, HYBRID, tmp_path)[0] == [True] * len(HYBRID)
 
 

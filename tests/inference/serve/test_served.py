@@ -1,4 +1,4 @@
-"""What bounds the answers of a server, and how it is started."""
+"""The server limits its answers, in number and in time, and is started with options that have an effect."""
 
 from __future__ import annotations
 

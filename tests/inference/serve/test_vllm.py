@@ -43,7 +43,7 @@ def test_all_that_vllm_cannot_do_is_refused_at_once(
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     given = ("--backend", "vllm", "--host", "0.0.0.0", "--requests-per-minute", "5", "--answers", "512", "--trust")
-    code, _, told = drivetrain("serve", str(model / "none"), *given)
+    code, _, shown = drivetrain("serve", str(model / "none"), *given)
     assert code == 2
     for why in (
         "--requests-per-minute: vLLM has no such option",
@@ -53,5 +53,5 @@ def test_all_that_vllm_cannot_do_is_refused_at_once(
         "holds no config.json",
         "other machines reach 0.0.0.0, and there is no key",
     ):
-        assert why in told, told
-    assert "--checkpoint" not in told
+        assert why in shown, shown
+    assert "--checkpoint" not in shown
