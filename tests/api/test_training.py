@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from drivetrain.plan.catalogue import catalogue
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.machines import this_machine
 from drivetrain.plan.rows import Plan
+from drivetrain.plan.step_time import StepTime
 from drivetrain.tracking.events import Event, StepDone, Tracker
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -223,6 +225,8 @@ def test_a_plan_leaves_the_callers_model_as_it_is(tmp_path: Path, monkeypatch: p
         traced = Traced(this_machine(catalogue()))
         found = as_it_stands(rules.judged(base, [], traced.host)[0], traced)
         assert found.costs is not None, found.reason
+        known = StepTime(1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "compute")  # a machine may not be calibrated
+        found = replace(found, timing=found.timing or known)
         return Plan("this machine", 1, (found,), found)
 
     monkeypatch.setattr(auto_choice, "planned", planned)

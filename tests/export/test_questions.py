@@ -1,4 +1,4 @@
-"""Exports are verified with prompts that leave places for the answer, and with texts that each runtime has to answer."""
+"""Exports are verified with prompts that leave places for the answer, and with texts that each runtime answers."""
 
 from __future__ import annotations
 

@@ -233,6 +233,8 @@ def test_a_runs_name_becomes_a_name_that_kubernetes_takes() -> None:
     assert object_name("2024_run") == "run-2024-run", "a service's name begins with a letter"
     assert len(object_name("训" + "a" * 90)) <= 40
     assert len(object_name("a" * 90)) <= 40
+    long = "a-run-file-whose-name-is-long-enough-to-be-cut-seed-"
+    assert object_name(f"{long}1") != object_name(f"{long}2")
 
 
 def test_relative_paths_belong_to_the_folder_of_the_cluster(

@@ -74,6 +74,30 @@ def test_data_that_only_the_cluster_has_are_a_notice(tmp_path: Path, drivetrain:
     assert "not checked: data and model; workload.path is not on this machine" in " ".join(errors.split())
 
 
+def test_on_this_machine_all_files_have_to_be_there(tmp_path: Path, drivetrain: Call) -> None:
+    code, text, errors = launched(tmp_path, drivetrain, "--local", *DDP, workload="/not/here.py", check=False)
+    assert (code, text) == (2, "")
+    assert "/not/here.py" in errors
+    assert "the cluster" not in errors
+
+
+@pytest.mark.parametrize("way", ["--local", "--slurm"])
+def test_code_that_a_runs_folder_names_is_launched_only_if_it_is_trusted(
+    way: str, tmp_path: Path, drivetrain: Call
+) -> None:
+    prepared(tmp_path)
+    ran = tmp_path / "ran"
+    workload = tmp_path / "workload.py"
+    workload.write_text(f"open({str(ran)!r}, 'w').close()\n{workload.read_text()}")
+    (tmp_path / "events.jsonl").write_text("")  # the mark of a run's folder
+    code, text, errors = launched(tmp_path, drivetrain, way, *DDP, check=False)
+    assert (code, text) == (2, ""), errors
+    assert "--trust" in errors
+    assert not ran.exists()
+    code, _, errors = launched(tmp_path, drivetrain, way, *DDP, "--trust", check=False)
+    assert code == 0, errors
+
+
 def test_the_printed_commands_start_the_run(tmp_path: Path, drivetrain: Call) -> None:
     _, local, _ = launched(tmp_path, drivetrain, "--local", *DDP)
     assert shlex.split(local)[:3] == ["drivetrain", "train", str(tmp_path / "run.yaml")]

@@ -170,8 +170,10 @@ def test_looks_at_a_gpus_memory_each_begin_a_peak_and_leave_that_of_the_run(monk
         nonlocal peak
         peak = in_use
 
-    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda _: peak)
-    monkeypatch.setattr("torch.cuda.max_memory_reserved", lambda _: 2 * peak)
+    def statistics(_: torch.device) -> dict[str, int]:
+        return {"allocated_bytes.all.peak": peak, "reserved_bytes.all.peak": 2 * peak}
+
+    monkeypatch.setattr("torch.cuda.memory_stats", statistics)
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", reset)
     memory = RecentMemory(torch.device("cuda", 0))
     hold(70)

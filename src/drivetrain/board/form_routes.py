@@ -58,7 +58,7 @@ def add(app: FastAPI, board: Board) -> None:
         """Returns what `drivetrain check` finds, which reads the data and builds the model."""
         user = allowed(request)
         board.refuse_named(user, body.yaml)
-        checked = board.check(user, body.yaml)
+        checked = run_file.check(body.yaml, board.machine.machine())
         if checked.run is None or checked.problems:
             return Json(checked.as_dict())
         board.refuse_foreign(user, checked.run)

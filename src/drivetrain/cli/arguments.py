@@ -37,6 +37,12 @@ NodeRankOption = Annotated[int, typer.Option("--node-rank", min=0, help="Which o
 RendezvousOption = Annotated[str | None, typer.Option("--rendezvous", help="HOST:PORT of the first of them.")]
 
 
+def was_given(context: typer.Context, name: str) -> bool:
+    """Returns whether an option was given, on the command line or by a variable, and not left to its default."""
+    source = context.get_parameter_source(name)  # an enumeration of click's, which typer may bring along itself
+    return source is not None and source.name != "DEFAULT"
+
+
 def example(*commands: str) -> str:
     """Return the end of a verb's help: commands as a user types them."""
     return "Examples:\n\n" + "\n\n".join(f"  {command}" for command in commands)

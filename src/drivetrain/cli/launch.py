@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from drivetrain.cli.arguments import NodesOption, Overrides, RunFile, TrustOption
+from drivetrain.cli.arguments import NodesOption, Overrides, RunFile, TrustOption, was_given
 from drivetrain.cli.console import errors, print_notices
 
 OF_SLURM = ("time", "partition", "account")
@@ -70,7 +70,7 @@ def launch(
     from drivetrain.launch.cluster import checked_for_cluster
     from drivetrain.launch.cluster_plan import plan_verdict
 
-    job = checked_for_cluster(run_file, overrides or [], nodes, elsewhere=kubernetes or jobset)
+    job = checked_for_cluster(run_file, overrides or [], nodes, _where(local, kubernetes or jobset), trust)
     notices = [*job.notices]
     if local:
         text = commands.local_command(run_file, job.overrides, job.run)
@@ -95,7 +95,7 @@ def launch(
         from drivetrain.launch.launch_check import check_for_cluster
 
         shares_folder = not (kubernetes or jobset)
-        print_notices([*notices, *check_for_cluster(run_file, job, machine, shares_folder, trust)])
+        print_notices([*notices, *check_for_cluster(run_file, job, machine, shares_folder)])
     else:
         from drivetrain.launch.launch_check import check_here
 
@@ -112,9 +112,8 @@ def _validate(manifest: Path) -> None:
     errors.print(f"{check_manifests(manifest)} objects: no mistake was found")
 
 
-def _was_typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)  # an enumeration of click's, which typer may bring along itself
-    return source is not None and source.name == "COMMANDLINE"
+def _where(local: bool, in_pods: bool) -> Literal["here", "shared", "elsewhere"]:
+    return "here" if local else "elsewhere" if in_pods else "shared"
 
 
 def _refuse_unread(context: typer.Context) -> None:
@@ -126,7 +125,7 @@ def _refuse_unread(context: typer.Context) -> None:
     given = [
         "KEY=VALUE" if each.name == "overrides" else each.opts[0]
         for each in context.command.params
-        if each.name in unread and _was_typed(context, each.name)
+        if each.name in unread and was_given(context, each.name)
     ]
     if given:
         raise UserError([Problem(name, f"has no effect with --{way}", "leave it out") for name in given])

@@ -18,13 +18,12 @@ from drivetrain.launch.start import start
 from drivetrain.plan.as_asked import plan_as_asked
 from drivetrain.plan.catalogue import catalogue
 from drivetrain.plan.estimate import Traced
-from drivetrain.plan.machines import cluster
+from drivetrain.plan.machines import this_machine
 from drivetrain.plan.rows import Row
-from drivetrain.profile.recording import WARM_UP
 from drivetrain.profile.suggestions import Suggestion, suggestions
 
 WARMING = "a few that warm up"
-SHORTER = "profile: the run is shorter than the steps that are taken: more steps alike were taken, as of a longer run"
+SHORTER = "the run has fewer steps than are profiled: it was continued as a longer run"
 
 
 @dataclass(frozen=True)
@@ -91,16 +90,15 @@ def profile(
     _refuse_several_nodes(run_file, overrides)
     ready = checked(run_file, overrides, trust=trust)
     say(f"{steps} steps without the profiler, then {steps} with it, after {WARMING}")
-    too_short = ready.run.loop.steps is not None and ready.run.loop.steps < WARM_UP + 2 * steps
     result = start(Job(verb="profile", run=ready.run, steps=steps, output=folder, notices=ready.notices))
     measured = result.value
     ranks = measured["ranks"]
     slowest = max(ranks, key=lambda rank: rank["step"])
-    plans = _Plans(run_file, overrides, trust)
+    plans = _Plans(run_file, overrides, ready.run.nodes, trust)
     found = suggestions(ready.run, slowest, measured["workers"], plans.seconds)
     trials = [_tried(run_file, overrides, each.overrides, steps, trust, say) for each in found[:tries]]
     machine = detect(ready.run.device)
-    notes = [*ready.notices, *([SHORTER] if too_short else []), *plans.notes]
+    notes = [*ready.notices, *([SHORTER] if measured["lengthened"] else []), *plans.notes]
     return Profile(ready.run, machine, measured, plans.row(()), found, trials, notes, result.of_first)
 
 
@@ -133,9 +131,9 @@ def _tried(
 class _Plans:
     """The plan's rows of the run file on this machine, by added overrides. notes: why there are no times."""
 
-    def __init__(self, run_file: Path, overrides: Sequence[str], trust: bool) -> None:
-        self._file, self._overrides, self._trust = run_file, overrides, trust
-        self._estimator = Traced(cluster("this machine", catalogue(None)))
+    def __init__(self, run_file: Path, overrides: Sequence[str], nodes: int, trust: bool) -> None:
+        self._file, self._overrides, self._trust = run_file, [*overrides, f"nodes={nodes}"], trust
+        self._estimator = Traced(this_machine(catalogue()).over(nodes))
         self._rows: dict[tuple[str, ...], Row | None] = {}
         no_speed = self._estimator.no_speed
         self.notes = [] if no_speed is None else [f"nothing is suggested by the plan: {no_speed}"]

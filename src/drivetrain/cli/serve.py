@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.markup import escape
 
-from drivetrain.cli.arguments import CheckpointOption, ModelPlace, TrustOption, path_option
+from drivetrain.cli.arguments import CheckpointOption, ModelPlace, TrustOption, path_option, was_given
 from drivetrain.cli.console import errors
 from drivetrain.config.files import usable_path
 from drivetrain.errors import Problem, UserError, problem
@@ -62,7 +62,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: a language model by OpenAI's API, an encoder's embeddings, a classifier's classes."""
     if backend is Backend.VLLM:
-        given = {f"--{name.replace('_', '-')}": _is_given(context, name) for name in OWN_OPTIONS}
+        given = {f"--{name.replace('_', '-')}": was_given(context, name) for name in OWN_OPTIONS}
         _become_vllm(place, host, port, unix_socket, given)
     from drivetrain.config.packages import require
 
@@ -115,11 +115,6 @@ def adapters_of(given: Sequence[str]) -> dict[str, Path]:
     if problems:
         raise UserError(problems)
     return found
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
 
 
 def _become_vllm(place: Path, host: str, port: int, unix_socket: Path | None, unheeded: dict[str, bool]) -> NoReturn:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from drivetrain.compare.evaluations import Evaluation
 from drivetrain.compare.scores import read_scores
-from drivetrain.config.files import usable_path
+from drivetrain.config.files import path_exists, usable_path
 from drivetrain.errors import Problem, RunError, UserError, problem
 from drivetrain.inference.run_sources import run_around
 from drivetrain.launch.external_launcher import OuterLauncher
@@ -32,18 +32,11 @@ class Asked:
 
 def places_and_overrides(given: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Returns the places, and the overrides, which have a = and are no file. Raises UserError without a place."""
-    overrides = [text for text in given if "=" in text and not _is_there(text)]
+    overrides = [text for text in given if "=" in text and not path_exists(text)]
     places = [usable_path(text) for text in given if text not in overrides]
     if not places:
         raise problem("RUN", "only overrides were given", "give a run file, or the folder of a run or checkpoint")
     return places, overrides
-
-
-def _is_there(text: str) -> bool:
-    try:
-        return Path(text).exists()
-    except (OSError, ValueError):  # a name that no file system takes
-        return False
 
 
 def asked(

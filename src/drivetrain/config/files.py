@@ -133,6 +133,14 @@ def read_text(path: Path, most_bytes: int) -> str:
         raise problem(str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}", cure) from None
 
 
+def path_exists(path: str | Path) -> bool:
+    """Returns whether something is at a path; False for a text that no file system takes as one."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
 def usable_path(given: str | Path) -> Path:
     """Returns a path that a file could have. Raises UserError for one that no file system takes or a link to itself.
 

@@ -105,7 +105,7 @@ def translate(source: Source, driver: str | None) -> TranslatedFile:
 
 def _usual(source: Source) -> dict[str, Any]:
     """Returns the defaults of GRPOConfig that differ from those of TrainingArguments."""
-    is_fp16 = str(source.raw.get("fp16") or False).strip().lower() in ("true", "yes", "on", "1")
+    is_fp16 = switch(f"{source.prefix}fp16", source.raw.get("fp16") or False)
     return {**USUAL, "bf16": not is_fp16}
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from drivetrain.config.files import path_exists
 from drivetrain.config.run import RunConfig
 from drivetrain.config.texts import texts as texts_in
 from drivetrain.data.loader import evaluation_batches
@@ -104,14 +105,7 @@ def _evaluation_data(run: RunConfig) -> list[Path]:
     workload = run.workload.model_dump(mode="json")
     data = workload.get("data") or workload
     named = (data.get("evaluation") if isinstance(data, dict) else None) or data
-    return [path for text in dict.fromkeys(texts_in(named)) if _is_there(path := Path(text).expanduser())]
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path != Path() and path.exists()
-    except (OSError, ValueError):  # a text that is no path
-        return False
+    return [path for text in dict.fromkeys(texts_in(named)) if text and path_exists(path := Path(text).expanduser())]
 
 
 def _digest_of_names(folder: Path) -> str:

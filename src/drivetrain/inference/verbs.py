@@ -66,7 +66,7 @@ def predict(
     checkpoint: str,
     data: str | None,
     texts: Sequence[str] = (),
-    begin: Callable[[dict[str, Any]], int] = lambda _: 0,
+    begin: Callable[[dict[str, Any]], int] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yields one row a sample, in order: {"sample": name or number, ...the sample itself, ...what the workload
     predicts}, and its answer where the workload generates answers.
@@ -85,7 +85,7 @@ def rows_in_arithmetic(
     checkpoint: str,
     data: str | None,
     texts: Sequence[str] = (),
-    begin: Callable[[dict[str, Any]], int] = lambda _: 0,
+    begin: Callable[[dict[str, Any]], int] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yields the rows of `predict` for a caller that enters `arithmetic` itself, around each next row or all of
     them."""
@@ -97,7 +97,7 @@ def rows_in_arithmetic(
         samples = workload.text_samples(texts) if texts else workload.prediction_samples(data)
     path = find_checkpoint(run, workload, checkpoint)
     load_into(engine, path)
-    start = ranks.on_first(lambda: begin(request_of(run, path, data, texts)))
+    start = 0 if begin is None else ranks.on_first(lambda: begin(request_of(run, path, data, texts)))
     rows = PredictedRows(run, workload, engine, ranks)
     if samples is None:
         yield from rows.of_prompts(prompts or (), start)

@@ -148,8 +148,6 @@ def _why(plan: Plan, choice: Row, values: Sequence[str], asked: Sequence[str]) -
     others = [row for row in plan.rows if row.fits == "yes" and row.run.engine != choice.run.engine]
     beside = f"; next {' '.join(others[0].overrides)} with {others[0].seconds:.3g} s" if others else ""
     took = f"{' and '.join(asked)}=auto takes {' '.join(values)}"
-    if choice.seconds is None:
-        return f"{took}, the first that fits ({ways}): how fast this machine is, `drivetrain calibrate` measures"
     return f"{took}: planned {choice.seconds:.3g} s a step, the quickest that fits ({ways}){beside}"
 
 

@@ -6,16 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from drivetrain.config import rules
 from drivetrain.config.data_paths import MissingPath
+from drivetrain.config.files import path_exists
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
-from drivetrain.config.packages import installed, needed
+from drivetrain.config.packages import installed, needed, remedy
 from drivetrain.config.resolve import resolved
 from drivetrain.config.run import RunConfig
 from drivetrain.config.texts import texts
-from drivetrain.errors import UserError
+from drivetrain.errors import Problem, UserError
+from drivetrain.runtime.run_folder import refuse_code_of_folders
 
 # the rules about kinds of GPUs are left to the cluster: this one is taken to be able to do everything
 CAPABLE = (99, 0)
@@ -32,13 +35,18 @@ class ClusterRun:
 
 
 def checked_for_cluster(
-    run_file: Path, overrides: Sequence[str], nodes: int | None = None, elsewhere: bool = False
+    run_file: Path,
+    overrides: Sequence[str],
+    nodes: int | None = None,
+    where: Literal["here", "shared", "elsewhere"] = "shared",
+    trust: bool = False,
 ) -> ClusterRun:
     """Reads a run file and applies all rules that need no GPU. Raises UserError with all problems.
 
-    A missing file at an absolute path is a notice, since only the cluster may have it. A relative path has to exist:
-    the job starts in the folder that it is submitted from, as this command does. elsewhere: the job starts in a folder
-    of the cluster, so that a relative path is a notice too. A package that is missing here is one as well.
+    where: the job starts. On this machine ("here") every file and package has to be there. In the folder that it is
+    submitted from, which the cluster shares, a relative path has to exist, and a file at an absolute path or a package
+    that is missing is a notice, since only the cluster may have it. Elsewhere a relative path is a notice too.
+    trust: whether code that lies beside the run file in a folder of a run may be run.
     """
     given = [*overrides, *([] if nodes is None else [f"nodes={nodes}"])]
     run, problems = load(run_file, given)
@@ -46,19 +54,25 @@ def checked_for_cluster(
         raise UserError(problems)
     there = machine_of(run)
     full, problems = rules.judged(run, problems, there)
-    absent = [each for each in problems if isinstance(each, MissingPath) and (elsewhere or each.path.is_absolute())]
-    refused = [each for each in problems if each not in absent]
-    if refused:
-        raise UserError([*refused, *absent])
-    missing = [f"{each.field}: {each.path} does not exist here; the cluster has to have it" for each in absent]
-    if elsewhere:
-        missing += _relative(full, [each.path for each in absent])
+    try:
+        refuse_code_of_folders(run, run_file, trust)
+    except UserError as error:
+        problems += error.problems
+    missing_paths = [] if where == "here" else [each for each in problems if isinstance(each, MissingPath)]
+    absent = [each for each in missing_paths if where == "elsewhere" or each.path.is_absolute()]
     here = installed()
-    missing += [
-        f"{field}: {what} needs {package}, which is not installed here; the cluster has to have it"
+    lacking = [
+        Problem(field, f"{what} needs {package}, which is not installed here", remedy(package))
         for field, what, package in needed(full)
         if package not in here
     ]
+    refused = [*(each for each in problems if each not in absent), *(lacking if where == "here" else [])]
+    if refused:
+        raise UserError([*refused, *absent])
+    missing = [f"{each.field}: {each.path} does not exist here; the cluster has to have it" for each in absent]
+    if where == "elsewhere":
+        missing += _relative(full, [each.path for each in absent])
+    missing += [f"{each.field}: {each.why}; the cluster has to have it" for each in lacking]
     twice = replace(there, device_count=2 * there.device_count)
     is_open = run.processes is None and resolved(run, twice).devices != full.devices
     known = run if is_open else run.model_copy(update={"processes": full.devices // full.nodes})
@@ -69,19 +83,12 @@ def _relative(run: RunConfig, absent: Sequence[Path]) -> list[str]:
     """Returns a notice with the relative paths of a run, those that are not here included: what is here lies elsewhere
     in a pod."""
     blocks = {"workload": run.workload.model_dump(mode="json"), "engine": run.engine.model_dump(mode="json")}
-    here = (each for each in texts(blocks) if ("/" in each or Path(each).suffix) and _is_here(each))
+    here = (each for each in texts(blocks) if ("/" in each or Path(each).suffix) and path_exists(each))
     found = dict.fromkeys(each for each in (*here, *map(str, absent)) if not Path(each).is_absolute())
     if not found:
         return []
     where = "the work folder (--work-folder, or the first volume)"
     return [f"relative paths begin in {where} and have to be there: {', '.join(found)}"]
-
-
-def _is_here(text: str) -> bool:
-    try:
-        return Path(text).exists()
-    except (OSError, ValueError):  # too long for a path, or with a zero byte
-        return False
 
 
 def machine_of(run: RunConfig) -> Machine:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import problem
-
-PORT = 29500
+from drivetrain.launch.slurm import PORT
 
 
 def local_command(run_file: Path, overrides: Sequence[str], run: RunConfig) -> str:

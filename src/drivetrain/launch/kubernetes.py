@@ -21,9 +21,8 @@ from ruamel.yaml.scalarstring import LiteralScalarString
 
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError
-from drivetrain.launch.slurm import SAVED
+from drivetrain.launch.slurm import PORT, SAVED
 
-PORT = 29500
 CONFIG = PurePosixPath("/etc/drivetrain")  # the folder of the run file in a pod
 SHARED_MEMORY = PurePosixPath("/dev/shm")
 NODE = "node"  # the name of the pods' group, which Kubeflow Trainer prescribes
@@ -110,12 +109,13 @@ def _refuse(run: RunConfig, asked: Request, run_file: Path) -> None:
 
 
 def object_name(name: str) -> str:
-    """Returns a run's name as Kubernetes takes names: small letters, digits and dashes, a letter first. Where that
-    loses letters, as Chinese ones, a number made of the whole name follows, so that no two runs share a name."""
+    """Returns a run's name as Kubernetes takes names: small letters, digits and dashes, a letter first. A name that
+    loses letters so, Chinese ones or those beyond the fortieth, ends in a number made of the whole name, so that no two
+    runs share one."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     plain = plain if plain[:1].isalpha() else f"run-{plain}".strip("-")
-    if name.isascii():
-        return plain[:MOST_NAME].strip("-")
+    if name.isascii() and len(plain) <= MOST_NAME:
+        return plain
     number = blake2b(name.encode("utf-8", "surrogateescape"), digest_size=3).hexdigest()
     return f"{plain[: MOST_NAME - len(number) - 1].strip('-')}-{number}"
 

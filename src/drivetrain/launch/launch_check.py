@@ -22,7 +22,7 @@ from drivetrain.launch.cluster_plan import plan_verdict
 from drivetrain.launch.dry_run import DryRun, dry_run, read_first
 from drivetrain.launch.variables import of_the_run, variables
 from drivetrain.runtime.library_messages import hush
-from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
+from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.tracking.build import check_trackers
 from drivetrain.training import preflight
 from drivetrain.training.assemble import optimizer_of, read_workload
@@ -44,9 +44,7 @@ def check_here(run_file: Path, overrides: Sequence[str], nodes: int | None, trus
     return [*found.notices, *planned, "checked: nothing would be refused"]
 
 
-def check_for_cluster(
-    run_file: Path, job: ClusterRun, machine: str | None, shares_folder: bool, trust: bool
-) -> list[str]:
+def check_for_cluster(run_file: Path, job: ClusterRun, machine: str | None, shares_folder: bool) -> list[str]:
     """Returns notices. Raises UserError with everything for which the run would not start on a cluster, as far as it
     shows here, or with the plan's verdict if it would not fit.
 
@@ -58,7 +56,6 @@ def check_for_cluster(
     run, problems = rules.judged(job.run, [], there)
     elsewhere = [each.field for each in problems if isinstance(each, MissingPath)]
     result = DryRun(run, [each for each in problems if not isinstance(each, MissingPath)])
-    result.collect(lambda: refuse_code_of_folders(run, run_file, trust))
     if not result.is_ready:
         raise UserError(result.problems)
     if shares_folder:

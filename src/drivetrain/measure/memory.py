@@ -34,10 +34,8 @@ def reset_peaks(device: torch.device) -> None:
 def peaks(device: torch.device) -> dict[str, int]:
     """Returns bytes since `reset_peaks`: allocated and reserved by torch on CUDA; resident of the process on a CPU."""
     if device.type == "cuda":
-        return {
-            "allocated": torch.cuda.max_memory_allocated(device),
-            "reserved": torch.cuda.max_memory_reserved(device),
-        }
+        found = torch.cuda.memory_stats(device)
+        return {name: int(found.get(f"{name}_bytes.all.peak", 0)) for name in ("allocated", "reserved")}
     return {"resident": _resident_peak()}
 
 

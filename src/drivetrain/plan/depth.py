@@ -95,7 +95,7 @@ def _memory(lower: DepthTrace, upper: DepthTrace, depth: int) -> StepMemory:
     times, share = depth - lower.depth, (depth - lower.depth) / (upper.depth - lower.depth)
     step = upper.depth - lower.depth
     points: list[tuple[str, int]] = []
-    peak, parts = -1, dict[MemoryPart, int]()
+    peak = -1
     for below, above in zip(first, second, strict=True):
         levels, place = _deeper(below, above, times // step if times % step == 0 else 0, share)
         if levels.size and (highest := int(levels.max())) > peak:

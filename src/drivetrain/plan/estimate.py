@@ -20,12 +20,10 @@ from drivetrain.training.auto_settings import order_of, total_steps_of
 
 
 def refuse_offload(run: RunConfig, host: Machine) -> None:
-    """Raises NotPlanned for a run that keeps tensors of a GPU in the memory of its host: a trace takes them for the
-    GPU's, and knows nothing of the time of their copies."""
-    driving = run.engine.driving
-    places = {getattr(driving, f"offload_{what}", "none") for what in ("optimizer", "parameters")}
-    if host.device == "cuda" and (run.offload_activations or run.engine.offloads or places - {"none"}):
-        raise NotPlanned("offload to the host's memory is not planned yet; measure it with train or compare")
+    """Raises NotPlanned for a run that keeps tensors of a GPU in the memory of its host or on a disk: a trace takes them
+    for the GPU's, and knows nothing of the time of their copies."""
+    if host.device == "cuda" and (run.offload_activations or run.engine.keeps_elsewhere):
+        raise NotPlanned("offload from a GPU is not planned yet; measure it with train or compare")
 
 
 class Traced:

@@ -42,12 +42,12 @@ class Cluster:
     def devices(self) -> int:
         return self.nodes * self.devices_per_node
 
-    def over(self, nodes: int, known: Catalogue | None = None) -> Cluster:
+    def over(self, nodes: int) -> Cluster:
         """Returns so many nodes of this kind. Several of a device of the catalogue have the network of this cluster, or
         the one that nodes with such devices usually have."""
         network = self.network if nodes > 1 else None
         if nodes > 1 and network is None and self.device is not None:
-            network = (known or catalogue()).network(self.device.network)
+            network = catalogue().network(self.device.network)
         return replace(self, nodes=nodes, network=network)
 
     def memory_bytes(self, ranks: int) -> int:

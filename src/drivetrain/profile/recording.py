@@ -24,7 +24,7 @@ from drivetrain.profile.breakdown import breakdown
 from drivetrain.profile.spans import MODULE, PART, spans_of
 from drivetrain.runtime.hardware import torch_device
 from drivetrain.training.assemble import assemble
-from drivetrain.training.auto_settings import order_of
+from drivetrain.training.auto_settings import order_of, total_steps_of
 from drivetrain.training.observed_steps import ObservedSteps
 from drivetrain.training.progress import Progress
 
@@ -47,8 +47,8 @@ def record(run: RunConfig, machine: Machine, steps: int, folder: Path | None) ->
     """Takes steps without and then with the profiler, on this rank; all ranks call it.
 
     folder: gets a trace of each rank that Perfetto reads; None: only plain steps are taken, and "ranks" is empty.
-    Returns {"steps": of each kind, "samples": in a step, "workers": of the loader, "plain_seconds" and
-    "profiled_seconds": of a step on the slowest rank, "ranks": a `breakdown` of each}.
+    Returns {"steps": of each kind, "samples": in a step, "lengthened": whether the run has fewer steps, "workers": of
+    the loader, "plain_seconds" and "profiled_seconds": of a step on the slowest rank, "ranks": a `breakdown` of each}.
     """
     with arithmetic(run.precision_spec, machine):
         communicator, parts = Communicator(), NamedParts(torch_device(machine))
@@ -58,7 +58,8 @@ def record(run: RunConfig, machine: Machine, steps: int, folder: Path | None) ->
             # a run that is shorter goes on as a longer one would: its steps take the same time
             length = run.loop.model_copy(update={"steps": phases.last, "epochs": None})
             longer = run.model_copy(update={"loop": length})
-            taken = ObservedSteps(longer, machine, workload, engine, order_of(run, workload), parts, workers=True)
+            order = order_of(run, workload)
+            taken = ObservedSteps(longer, machine, workload, engine, order, parts, workers=True)
             taken.go(Progress(), phases.last, after_step=phases.after_step)
             found: list[dict[str, Any]] = []
             if folder is not None:
@@ -72,6 +73,7 @@ def record(run: RunConfig, machine: Machine, steps: int, folder: Path | None) ->
         return {
             "steps": phases.steps,
             "samples": run.global_batch,
+            "lengthened": total_steps_of(run, order) < phases.last,
             "workers": workers_for(workload.train) if auto else run.loader.workers,
             "plain_seconds": plain,
             "profiled_seconds": profiled,

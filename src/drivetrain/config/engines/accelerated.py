@@ -88,6 +88,10 @@ class AccelerateEngine(EngineBlock):
         return self.driver.offloads
 
     @property
+    def keeps_elsewhere(self) -> bool:
+        return self.driver.keeps_elsewhere
+
+    @property
     def packages(self) -> frozenset[str]:
         return self.driver.packages | {"accelerate"}
 

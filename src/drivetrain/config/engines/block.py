@@ -82,6 +82,11 @@ class EngineBlock(Frozen):
         return False
 
     @property
+    def keeps_elsewhere(self) -> bool:
+        """Whether CPU memory or a disk holds tensors that would otherwise be on a device."""
+        return self.offloads
+
+    @property
     def packages(self) -> frozenset[str]:
         """The optional packages that the engine needs; each is the name of one of drivetrain's extras as well."""
         return frozenset()

@@ -85,6 +85,10 @@ class DeepspeedEngine(EngineBlock):
     def offloads(self) -> bool:
         return "cpu" in (self.offload_optimizer, self.offload_parameters)
 
+    @property
+    def keeps_elsewhere(self) -> bool:
+        return {self.offload_optimizer, self.offload_parameters} != {"none"}
+
     def shares(self, devices: int) -> Shares:
         moved, share = self.offload_optimizer != "none", 1 / devices
         return Shares(
