@@ -120,7 +120,7 @@ def test_each_row_has_its_own_number_of_steps_and_the_nodes_that_it_was_given(tm
 def test_offload_to_the_host_is_not_planned_and_that_is_the_reason(settings: list[str], own: Path) -> None:
     run, problems = load(own, settings)
     assert run is not None, problems
-    with pytest.raises(NotPlanned, match="offload to the host's memory is not planned"):
+    with pytest.raises(NotPlanned, match="offload from a GPU is not planned"):
         Traced(cluster("1xH100-80GB")).costs(run)
     refuse_offload(run, detect())  # a processor's tensors are in the host's memory anyway
     ways = families(

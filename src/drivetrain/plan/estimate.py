@@ -20,7 +20,7 @@ from drivetrain.training.auto_settings import order_of, total_steps_of
 
 
 def refuse_offload(run: RunConfig, host: Machine) -> None:
-    """Raises NotPlanned for a run that keeps tensors of a GPU in the memory of its host or on a disk: a trace takes them
+    """Raises NotPlanned for a run that keeps tensors of a GPU in its host's memory or on a disk: a trace takes them
     for the GPU's, and knows nothing of the time of their copies."""
     if host.device == "cuda" and (run.offload_activations or run.engine.keeps_elsewhere):
         raise NotPlanned("offload from a GPU is not planned yet; measure it with train or compare")
