@@ -37,6 +37,10 @@ def loaded(folder: Path, override: str) -> tuple[RunConfig | None, list[Problem]
         ("workload.data.train=https://host/a?X-Amz-Signature=1", "workload.data.train", "with a query"),
         ("workload.data.train=s3://bucket/../a", "workload.data.train", "among its names"),
         ("workload.data.train=s3://", "workload.data.train", "no bucket"),
+        ("workload.data.train=az://c/k?sv=1&sig=x", "workload.data.train", "with a query"),
+        ("workload.data.train=s3://b/k?Signature=x", "workload.data.train", "with a query"),
+        ("workload.data.train=s3://b/{..,a}/k", "workload.data.train", "among its names"),
+        ("mirror=s3://b/*", "mirror", "wildcard"),
     ],
 )
 def test_an_address_of_no_use_is_refused_and_never_taken_for_a_folder(
@@ -47,7 +51,16 @@ def test_an_address_of_no_use_is_refused_and_never_taken_for_a_folder(
     assert words in str(problem)
 
 
-@pytest.mark.parametrize("address", ["s3://b/k", "gs://b/k", "az://c/k", "hf://datasets/o/n/f", "https://host/f"])
+def test_a_refused_address_is_shown_without_its_secrets(tmp_path: Path) -> None:
+    for address in ("https://user:word@host/a", "https://host/a?X-Amz-Signature=word", "az://c/k?sig=word"):
+        _, [problem] = loaded(tmp_path, f"workload.data.train={address}")
+        assert "<...>" in str(problem)
+        assert "word" not in str(problem).replace("password", "")
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://b/k", "s3://b/part-?.csv", "gs://b/k", "az://c/k", "hf://datasets/o/n/f", "https://host/f"]
+)
 def test_data_may_lie_in_a_store(address: str, tmp_path: Path) -> None:
     run, problems = loaded(tmp_path, f"workload.data.train={address}")
     assert run is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from drivetrain.data import remote_sources
 from drivetrain.errors import UserError
 from drivetrain.runtime.object_store import ObjectStore
 from drivetrain.runtime.store_cache import Source, address_of, local_path, with_addresses
@@ -82,3 +83,44 @@ def test_the_cache_keeps_its_bound_but_nothing_in_use_is_removed(
     monkeypatch.setenv("DRIVETRAIN_STORE_CACHE_GB", "0.0000005")
     with pytest.raises(UserError, match="DRIVETRAIN_STORE_CACHE_GB"):
         fetch(f"{bucket}/two")
+
+
+def test_names_of_braces_that_are_missing_are_an_error_and_many_are_listed_once(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(bucket, tmp_path, **{f"d__{number:02d}_txt": b"x" for number in range(20)}, e__x_txt=b"x")
+    with pytest.raises(UserError, match=r"1 of the 2 names of .* are not there: d/20\.txt"):
+        fetch(f"{bucket}/d/{{19,20}}.txt", f"{bucket}/d/19.txt", f"{bucket}/d/20.txt")
+    monkeypatch.setattr(ObjectStore, "entry", None)  # none is looked up by itself
+    names = [f"{bucket}/d/{number:02d}.txt" for number in range(20)]
+    store, listed = ObjectStore(bucket), Source(f"{bucket}/many", [*names, f"{bucket}/d/*9.txt", f"{bucket}/e"])
+    assert [each.path for each in listed.entries(store, "x")][-1] == "e/x.txt"
+    assert len(listed.entries(store, "x")) == 21
+    with pytest.raises(UserError, match="2 of the 22 names"):
+        Source(f"{bucket}/many", [*names, f"{bucket}/d/2", f"{bucket}/absent"]).entries(store, "x")
+
+
+def test_numbers_in_braces_that_are_a_slip_of_the_pen_are_refused(bucket: str) -> None:
+    with pytest.raises(UserError, match="stands for 1,000,000,000 files"):
+        remote_sources.fetch(f"{bucket}/{{000000000..999999999}}.tar", "workload.data.train", print)
+
+
+def test_a_copy_that_another_source_holds_too_stays(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(bucket, tmp_path, d__a_txt=b"a" * 1000, d__b_txt=b"b" * 1000, big=b"c" * 1000)
+    script = "import sys; from drivetrain.runtime.store_cache import Source; " + (
+        f"Source('{bucket}/d', ['{bucket}/d']).fetch('x', print)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)  # another process, which has ended
+    one, _ = fetch(f"{bucket}/d/a.txt")
+    monkeypatch.setenv("DRIVETRAIN_STORE_CACHE_GB", "0.000002")  # 2,000 bytes
+    fetch(f"{bucket}/big")
+    assert one.exists()
+    assert not local_path(f"{bucket}/d/b.txt").exists()
+    fetch(f"{bucket}/*", f"{bucket}/d/a.txt")
+    store.delete(["d/a.txt"])
+    (tmp_path / "more").write_bytes(b"m")
+    store.upload("d/c.txt", tmp_path / "more")
+    fetch(f"{bucket}/*", f"{bucket}/d/c.txt")
+    assert one.exists(), "the other source has it"

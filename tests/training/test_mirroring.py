@@ -20,9 +20,12 @@ from drivetrain.checkpoint.mirror import index as index_module
 from drivetrain.checkpoint.mirror import run_mirror
 from drivetrain.checkpoint.mirror.index import Index, Lost, OwnIndex, read
 from drivetrain.checkpoint.state import same
+from drivetrain.config.training import Checkpoints
 from drivetrain.errors import RunError, UserError
 from drivetrain.runtime import object_store
-from drivetrain.runtime.object_store import ObjectStore
+from drivetrain.runtime.object_store import ObjectStore, StoreError
+from drivetrain.runtime.run_folder import RunFolder
+from drivetrain.training import mirroring
 from tests import ranks
 from tests.store_server import SECRET, Fault, FaultyProxy, StoreServer
 
@@ -293,6 +296,140 @@ def test_a_run_whose_mirror_is_taken_over_trains_on_and_reports_it(
         train(run_in(tmp_path, bucket, steps=4))
     assert json.loads((tmp_path / "disk" / "report.json").read_text())["status"] == "completed"
     assert index_of(bucket).checkpoints == [], "nothing is merged into another writer's run"
+
+
+def put(address: str, name: str, content: bytes = b"x") -> None:
+    ObjectStore(address).put_if(name, content, None)
+
+
+def test_overwriting_deletes_the_runs_own_objects_alone(bucket: str, tmp_path: Path) -> None:
+    mirror = f"{bucket}/runs"
+    train(run_in(tmp_path, mirror, steps=4))
+    foreign = ["nested/index.json", "nested/checkpoints/step-00000002-a-b/w", "data.csv", "checkpoints/mine/w"]
+    for name in foreign:
+        put(mirror, name)
+    put(mirror, "tensorboard/earlier")
+    shutil.rmtree(tmp_path / "disk")
+    train(run_in(tmp_path, mirror, steps=2), overwrite=True)
+    names = {each.path for each in ObjectStore(mirror).entries()}
+    assert names >= {*foreign}
+    assert "tensorboard/earlier" not in names
+    assert len(prefixes_in(mirror)) == 2
+    restored = tmp_path / "restored"
+    restored.mkdir()
+    train(run_in(restored, mirror, steps=4), resume=True)
+    assert not {"nested", "data.csv"} & {each.name for each in (restored / "disk").iterdir()}
+
+
+@pytest.mark.parametrize("given", [{}, {"overwrite": True}])
+def test_objects_of_no_run_are_refused_and_stay(given: dict[str, bool], bucket: str, tmp_path: Path) -> None:
+    put(bucket, "data/train.csv")
+    with pytest.raises(UserError, match=r"no index\.json"):
+        train(run_in(tmp_path, bucket, steps=2), **given)
+    assert [each.path for each in ObjectStore(bucket).entries()] == ["data/train.csv"]
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_checkpoint_that_was_chosen_for_its_upload_is_never_passed_over(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As newer ones are saved between the choice and the upload."""
+    original = run_mirror.RunMirror._upload
+
+    def superseded(self: run_mirror.RunMirror, step: int) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(self, "_kept", lambda _: [])
+            self._pass_over()
+        original(self, step)
+
+    monkeypatch.setattr(run_mirror.RunMirror, "_upload", superseded)
+    train(run_in(tmp_path, bucket, steps=2))
+    assert [each.step for each in index_of(bucket).checkpoints] == [2]
+
+
+@pytest.mark.usefixtures("hurried")
+def test_an_unforeseen_error_of_the_uploads_fails_the_command(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise KeyError(4)
+
+    monkeypatch.setattr(run_mirror, "upload", broken)
+    with pytest.raises(RunError, match=r"not everything is in .*KeyError"):
+        train(run_in(tmp_path, bucket, steps=2))
+
+
+@pytest.mark.usefixtures("hurried")
+def test_the_lease_is_renewed_before_the_uploads_start(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "RENEWED", 0.05)
+    seen: list[int] = []
+
+    def slow_restore(*_: Any) -> None:
+        time.sleep(0.5)
+        writer = index_of(bucket).writer
+        seen.append(-1 if writer is None else writer.renewals)
+
+    monkeypatch.setattr(mirroring, "restore", slow_restore)
+    train(run_in(tmp_path, bucket, steps=2), resume=True)
+    assert seen[0] > 1
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_writer_that_lost_the_run_leaves_the_files_of_the_new_one(bucket: str, tmp_path: Path) -> None:
+    store, folder = ObjectStore(bucket), RunFolder(tmp_path / "disk")
+    folder.path.mkdir()
+    (folder.path / "events.jsonl").write_text("of the first writer")
+    own, warnings = OwnIndex(store, print), []
+    own.claim()
+    mirror = run_mirror.RunMirror(store, own, folder, Checkpoints(), lambda *_: None, warnings.append)
+    _, version = store.read("index.json")
+    store.put_if("index.json", Index().model_dump_json().encode(), version)
+    store.put_if("events.jsonl", b"of the second", None)
+    mirror.start(False, True, "loss")
+    with pytest.raises(RunError, match="taken over"):
+        mirror.finish()
+    assert store.read("events.jsonl")[0] == b"of the second"
+    assert len(warnings) == 1
+
+
+def test_a_put_that_was_done_without_an_answer_is_no_other_writer(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ObjectStore(bucket)
+    own = OwnIndex(store, print)
+    own.claim()
+    put_if = store.put_if
+
+    def unanswered(*given: Any) -> Any:
+        put_if(*given)
+        raise StoreError("no answer came")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "put_if", unanswered)
+        with pytest.raises(StoreError, match="no answer"):
+            own.renew()
+    own.change(lambda index: index.model_copy(update={"checkpoints": []}))
+    own.release()
+    assert index_of(bucket).writer is None
+
+
+def test_a_damaged_best_checkpoint_is_reported_and_the_run_goes_on(
+    bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(run_in(tmp_path, bucket, steps=4, checkpoints={"every_steps": 1, "keep_last": 1, "keep_best": 1}))
+    index, store = index_of(bucket), ObjectStore(bucket)
+    newest = index.newest
+    assert newest is not None
+    _, version = read(store)
+    facts = {**newest.facts, "best": {**(newest.facts.get("best") or {}), "step": 1}}
+    damaged = newest.model_copy(update={"step": 1, "prefix": "step-00000001-a-b"})
+    changed = newest.model_copy(update={"facts": facts})
+    store.put_if("index.json", Index(checkpoints=[damaged, changed]).model_dump_json().encode(), version)
+    put(bucket, "checkpoints/step-00000001-a-b/manifest.json", b"{}")
+    shutil.rmtree(tmp_path / "disk")
+    report = train(run_in(tmp_path, bucket, steps=5), resume=True)
+    assert report.status == "completed"
+    assert "checkpoint skipped" in capsys.readouterr().err
 
 
 def test_an_address_as_output_is_the_mirror_of_the_usual_folder() -> None:

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from drivetrain.config.engines import ENGINES, SHORT, block_of
 from drivetrain.config.field_paths import TAGS, blocks_of, field_paths
 from drivetrain.config.files import BrokenText, parsed_yaml, read_yaml
+from drivetrain.config.location import without_secrets
 from drivetrain.config.run import RunConfig
 from drivetrain.config.unknown import elsewhere_hint, owners_of, siblings, unknown
 from drivetrain.errors import Problem, UserError, clipped, problem, shown
@@ -183,7 +184,7 @@ def _problem(detail: ErrorDetails, raw: dict[str, Any]) -> Problem:
     message = EXPECTED.get(detail["type"]) or detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     fix = _meant(detail, info, field) or documentation or "correct the value"
-    return Problem(field, f"{_in_yaml(detail['input'])} was given; {message}", fix)
+    return Problem(field, f"{without_secrets(_in_yaml(detail['input']))} was given; {message}", fix)
 
 
 def _meant(detail: ErrorDetails, info: Any, field: str) -> str:

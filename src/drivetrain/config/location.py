@@ -17,6 +17,10 @@ from pydantic import AfterValidator, PlainSerializer
 ADDRESS = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):/+")
 WRITABLE = ("s3", "gs", "az", "abfs", "abfss")
 READABLE = (*WRITABLE, "hf", "http", "https")
+_SIGNED = re.compile(r"[?&](sig|signature|awsaccesskeyid|(x-amz|x-goog)-[a-z-]+)=", re.IGNORECASE)
+# user and password; the container before the account of abfs://CONTAINER@ACCOUNT is none
+_USER = re.compile(r"(?!abfss?://[^/@:\s]*@)\b([a-zA-Z][a-zA-Z0-9+.-]*:/+)[^/\s'\"]*@")
+_QUERY = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+:/+[^\s'\"?]*[?&][^\s'\"=&]+=)[^\s'\"]*")
 _LISTED = "s3://, gs://, az://, abfs://, hf:// or http(s)://"
 
 
@@ -57,7 +61,14 @@ def why_not_writable(location: str) -> str | None:
     address = store_address(location)
     if address is None or address.partition(":")[0] not in WRITABLE:
         return "a run is mirrored to s3://, gs://, az:// or abfs://BUCKET/FOLDER"
+    if set("*?[]{}") & set(address):
+        return "it has a wildcard or braces, and names one folder"
     return _wrong_with(address)
+
+
+def without_secrets(text: str) -> str:
+    """Returns a message without the users, passwords and values of queries that addresses in it hold."""
+    return _QUERY.sub(r"\1<...>", _USER.sub(r"\1<...>@", text))
 
 
 def _wrong_with(address: str) -> str | None:
@@ -67,11 +78,11 @@ def _wrong_with(address: str) -> str | None:
         return "the address is malformed"
     if parts.password or (parts.username and parts.scheme not in ("abfs", "abfss")):
         return "it holds a user or password; credentials come from the environment (docs/how-to/object-stores.md)"
-    if parts.scheme in ("http", "https") and parts.query:
+    if _SIGNED.search(address) or (parts.scheme in ("http", "https") and parts.query):
         return "an address with a query (?...) cannot be read, and may hold credentials; give one without"
     if not parts.netloc:
         return "it names no bucket or host"
-    if {".", ".."} & set(parts.path.split("/")):
+    if {".", ".."} & {*re.split(r"[/{},]", address.partition("://")[2])}:
         return "it has . or .. among its names"
     return None
 

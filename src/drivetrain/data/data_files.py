@@ -6,7 +6,7 @@ from __future__ import annotations
 import glob
 import json
 from collections.abc import Collection, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from drivetrain.config.location import store_address
 from drivetrain.data.packed_files import OPENERS, ending, is_packed
@@ -57,13 +57,10 @@ def _files_below(folder: Path, path: str, field: str, endings: Collection[str]) 
         splits = sorted(each.name for each in folder.iterdir() if each.is_dir())
         raise problem(field, f"{path} holds several splits", f"give the folder of one: {', '.join(splits)}")
     if (folder / "state.json").is_file():  # `save_to_disk` of one: beside its files may lie what `map` cached
-        return {name: folder / name for name in _saved_files(folder / "state.json", field)}
+        state = folder / "state.json"
+        return {name: folder / name for name in saved_files(state.read_text(encoding="utf-8"), str(state), field)}
     below = {file.relative_to(folder): file for file in sorted(folder.rglob("*"))}
-    seen = {
-        place.as_posix(): file
-        for place, file in below.items()
-        if file.name.lower() not in BESIDE_DATA and not any(part.startswith(".") for part in place.parts)
-    }
+    seen = {place.as_posix(): file for place, file in below.items() if is_of_data(place)}
     _refuse_what_would_be_passed_over(seen, path, field, endings)
     files = {name: file for name, file in seen.items() if ending(file) in endings and file.is_file()}
     if not files:
@@ -72,9 +69,15 @@ def _files_below(folder: Path, path: str, field: str, endings: Collection[str]) 
     return files
 
 
-def _saved_files(state: Path, field: str) -> list[str]:
+def is_of_data(place: PurePath) -> bool:
+    """Returns whether a file of a data set's folder may be data: it is not hidden, and not what lies beside data."""
+    return place.name.lower() not in BESIDE_DATA and not any(part.startswith(".") for part in place.parts)
+
+
+def saved_files(text: str, state: str, field: str) -> list[str]:
+    """Returns the files that the state.json of a saved data set names. Raises UserError if it names none."""
     try:
-        return [each["filename"] for each in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
+        return [each["filename"] for each in json.loads(text)["_data_files"]]
     except (ValueError, KeyError, TypeError) as error:
         why = f"{state} does not name the files of the saved data set ({type(error).__name__})"
         raise problem(field, why, "save the data set again, or give the path of one file") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -12,17 +11,18 @@ from drivetrain.config.base import Frozen, PathOrId
 from drivetrain.config.location import Source as SourcePath
 from drivetrain.config.location import store_address
 from drivetrain.config.run import RunConfig
-from drivetrain.data.shard_paths import expanded
+from drivetrain.data.shard_paths import names_of
 from drivetrain.errors import Problem, UserError, last_line
+from drivetrain.runtime.notices import Notify, notify
 from drivetrain.runtime.object_store import StoreError
-from drivetrain.runtime.store_cache import Source, Tell
+from drivetrain.runtime.store_cache import Source
 
 B = TypeVar("B", bound=Frozen)
 _KINDS = (get_args(PathOrId)[1], get_args(SourcePath)[1])  # what marks the fields that may hold an address
 DATA = "workload.data"
 
 
-def fetched(run: RunConfig, data: bool = True, tell: Tell | None = None) -> RunConfig:
+def fetched(run: RunConfig, data: bool = True, notify: Notify = notify) -> RunConfig:
     """Returns the run with local copies of all that it reads from stores. Raises UserError with all that cannot be
     fetched.
 
@@ -34,7 +34,7 @@ def fetched(run: RunConfig, data: bool = True, tell: Tell | None = None) -> RunC
         if field.startswith(DATA) and (not data or field in run.workload.streamed):
             return address
         try:
-            return str(fetch(address, field, tell or _say))
+            return str(fetch(address, field, notify))
         except UserError as error:
             problems.extend(error.problems)
         except (StoreError, OSError) as error:
@@ -52,9 +52,9 @@ def fetched(run: RunConfig, data: bool = True, tell: Tell | None = None) -> RunC
     return run.model_copy(update={"workload": workload, "adapter": adapters})
 
 
-def fetch(address: str, field: str, tell: Tell) -> Path:
+def fetch(address: str, field: str, notify: Notify) -> Path:
     """Fetches one address, a pattern or a name with braces too. Raises UserError, StoreError and OSError."""
-    return Source(address, expanded(address)).fetch(field, tell)
+    return Source(address, names_of(address, field)).fetch(field, notify)
 
 
 def with_sources(block: B, field: str, local: Callable[[str, str], str]) -> B:
@@ -94,7 +94,3 @@ def _marks(annotation: Any) -> Iterator[Any]:
     for each in get_args(annotation):
         if not isinstance(each, str):
             yield from _marks(each)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -37,11 +37,7 @@ def shard_files(path: str, field: str, endings: tuple[str, ...]) -> list[Path]:
         if not given.is_file():
             raise problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
         return [given]
-    if (count := num_expanded(str(given))) > MOST_FILES:
-        raise problem(
-            field, f"{path} stands for {count:,} files", f"correct the numbers in braces: {MOST_FILES:,} are the most"
-        )
-    names = expanded(str(given))
+    names = names_of(str(given), field)
     files = [
         file for name in names for file in (_matching(name) if any(mark in name for mark in "*?[") else [Path(name)])
     ]
@@ -53,6 +49,14 @@ def shard_files(path: str, field: str, endings: tuple[str, ...]) -> list[Path]:
     if not files:
         raise problem(field, f"no file fits {path}", f"paths are taken from the current folder, {Path.cwd()}")
     return files
+
+
+def names_of(path: str, field: str) -> list[str]:
+    """Returns the names that a path with braces stands for. Raises UserError if they are too many."""
+    if (count := num_expanded(path)) > MOST_FILES:
+        fix = f"correct the numbers in braces: {MOST_FILES:,} are the most"
+        raise problem(field, f"{path} stands for {count:,} files", fix)
+    return expanded(path)
 
 
 def expanded(path: str) -> list[str]:

@@ -27,8 +27,6 @@ def repository_of(rest: str) -> str:
 class HubStore:
     """The files of a repository. Methods raise StoreError."""
 
-    has_ranges = False
-
     def __init__(self, address: str) -> None:
         self.address = address
         kind, _, name = address.removeprefix("hf://").rpartition("/")

@@ -90,6 +90,10 @@ class ObjectStore:
         found = self._try("list", prefix, lambda: self._store.list(prefix or None).collect())
         return sorted((_entry(each) for each in found), key=lambda each: each.path)
 
+    def is_empty(self) -> bool:
+        """Returns whether there is no object below the address."""
+        return not self._try("list", "", lambda: [*next(iter(self._store.list(chunk_size=1)), [])])
+
     def entry(self, path: str) -> Entry | None:
         """Returns the object of this name, or None."""
         try:

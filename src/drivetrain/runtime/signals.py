@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 
 class StopRequest:
-    """`signal_number` is None until a signal came."""
+    """`signal_number` is None until a signal came; `since` is when the first one did, by the monotonic clock."""
 
     signal_number: int | None = None
+    since: float | None = None
 
     def receive(self, number: int, _: FrameType | None) -> None:
         if self.signal_number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt  # the second Ctrl-C does not wait for the save
-        self.signal_number = number
+        self.signal_number, self.since = number, self.since or time.monotonic()
 
 
 @contextmanager

@@ -12,8 +12,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from drivetrain.errors import problem
 from drivetrain.runtime.atomic_file import write_whole
 from drivetrain.runtime.downloads import Store, download
 from drivetrain.runtime.hub_store import HubStore, repository_of
+from drivetrain.runtime.notices import Notify
 from drivetrain.runtime.object_store import Entry, ObjectStore
 from drivetrain.runtime.user_cache import user_cache
 
@@ -35,8 +37,8 @@ except ImportError:  # systems that are not POSIX
 BOUND = "DRIVETRAIN_STORE_CACHE_GB"
 USUAL_GB = 100.0
 RECORDS = ".sources"
-MARKS = "*?["
-Tell = Callable[[str], None]
+MOST_SHOWN = 5  # missing objects
+MOST_LOOK_UPS = 16  # of names, beyond which what they have in common is listed once
 _used: dict[str, int] = {}  # locks of the sources that this process uses, until it ends
 
 
@@ -94,10 +96,19 @@ class Source:
         return [name.removeprefix(self.bucket).strip("/") for name in self.names]
 
     @property
+    def folder(self) -> str:
+        """Returns the folder that all keys have in common, up to their first wildcards."""
+        return os.path.commonpath([_fixed(key).rpartition("/")[0] for key in self.keys])
+
+    @property
+    def is_pattern(self) -> bool:
+        return len(self.keys) > 1 or _fixed(self.keys[0]) != self.keys[0]
+
+    @property
     def _record(self) -> Path:
         return root() / RECORDS / hashlib.sha256(self.address.encode()).hexdigest()[:40]
 
-    def fetch(self, field: str, tell: Tell) -> Path:
+    def fetch(self, field: str, notify: Notify) -> Path:
         """Fetches what is missing or has changed, and keeps it in use until this process ends.
 
         Raises UserError if there is nothing, or it is more than the cache may hold; StoreError; OSError.
@@ -106,34 +117,55 @@ class Source:
         with FileLock(f"{self._record}.fetching"):
             self._use()
             store = store_of(self.bucket)
-            found = self.entries(store)
+            found = self.entries(store, field)
             if not found:
                 raise problem(field, f"there is nothing at {self.address}", "correct the address")
             known = _read(self._record.with_suffix(".json")).get("files", {})
             needed = [each for each in found if known.get(each.path) != [each.bytes, each.tag] or not self._has(each)]
-            self._make_room(field, sum(each.bytes for each in found))
+            self._make_room(field, found)
             files = {each.path: [each.bytes, each.tag] for each in found}
-            for path in known.keys() - files.keys():  # deleted in the store
-                (local_path(self.bucket) / path).unlink(missing_ok=True)
-            progress = _Progress(self.address, sum(each.bytes for each in needed), tell)
+            self._unlink(known.keys() - files.keys())  # deleted in the store
+            progress = _Progress(self.address, sum(each.bytes for each in needed), notify)
             for each in needed:
                 download(store, each, local_path(self.bucket) / each.path, progress.add)
             write_whole(self._record.with_suffix(".json"), json.dumps({"address": self.address, "files": files}))
         return local_path(self.address)
 
-    def entries(self, store: Store) -> list[Entry]:
-        """Returns the objects, by the order of the names and then of the keys."""
+    def entries(self, store: Store, field: str) -> list[Entry]:
+        """Returns the objects, by the order of the names and then of the keys.
+
+        Raises UserError with the names of braces that are missing, and StoreError.
+        """
         found: dict[str, Entry] = {}
+        missing: list[str] = []
+        look_up = self._look_up(store)
         for key in self.keys:
-            fixed = re.split(r"[*?\[]", key)[0]
-            if fixed != key:
-                wanted = re.compile(_regular(key))
-                listed = [each for each in store.entries(fixed.rpartition("/")[0]) if wanted.fullmatch(each.path)]
-            else:
-                single = store.entry(key) if key else None
-                listed = [single] if single is not None else [] if _has_no_lists(self.bucket) else store.entries(key)
+            listed = look_up(key)
             found |= {each.path: each for each in listed if not each.path.endswith("/")}
+            if not listed and _fixed(key) == key:
+                missing.append(key)
+        if missing and len(self.keys) > 1:
+            shown = ", ".join(missing[:MOST_SHOWN]) + (" ..." if len(missing) > MOST_SHOWN else "")
+            why = f"{len(missing)} of the {len(self.keys)} names of {self.address} are not there: {shown}"
+            raise problem(field, why, "correct the braces")
         return list(found.values())
+
+    def _look_up(self, store: Store) -> Callable[[str], list[Entry]]:
+        """Returns what finds the objects of a key: those that it matches, the one of this name, or all below it."""
+        has_lists = not self.bucket.startswith("http")
+        if len(self.keys) <= MOST_LOOK_UPS or not has_lists:
+            return lambda key: _single(store, key, has_lists)
+        entries = sorted(store.entries(self.folder), key=lambda each: each.path)
+        paths = [each.path for each in entries]
+
+        def look_up(key: str) -> list[Entry]:
+            if _fixed(key) != key:
+                first, wanted = _fixed(key), re.compile(_regular(key))
+                return [each for each in _from(entries, paths, first) if wanted.fullmatch(each.path)]
+            same = next(iter(_from(entries, paths, key)), None)
+            return [same] if same is not None and same.path == key else [*_from(entries, paths, f"{key}/")]
+
+        return look_up
 
     def _has(self, entry: Entry) -> bool:
         with suppress(OSError):
@@ -147,35 +179,43 @@ class Source:
             fcntl.flock(_used[self.address], fcntl.LOCK_SH)
         self._record.with_suffix(".used").touch()
 
-    def _make_room(self, field: str, wanted: int) -> None:
-        """Removes the sources that were used longest ago, so that one of so many bytes fits within the bound."""
-        bound = bound_bytes()
+    def _make_room(self, field: str, found: Sequence[Entry]) -> None:
+        """Removes the sources that were used longest ago, so that these objects fit within the bound."""
+        bound, wanted = bound_bytes(), sum(each.bytes for each in found)
         if wanted > bound:
             why = f"{self.address} has {wanted / 1e9:.2f} GB, and the cache may hold {bound / 1e9:g} GB"
             raise problem(field, why, f"set {BOUND} to more, or read it as a stream (workload.data.stream)")
+        own = {local_path(self.bucket) / each.path: each.bytes for each in found}
         records = sorted((root() / RECORDS).glob("*.json"), key=lambda each: _time(each.with_suffix(".used")))
-        sizes = {each: sum(size for size, _ in _read(each).get("files", {}).values()) for each in records}
-        own = self._record.with_suffix(".json")
-        excess = sum(size for each, size in sizes.items() if each != own) + wanted - bound
-        for each in records:
-            if excess > 0 and each != own and _remove(each):
-                excess -= sizes[each]
+        others = {each: _sizes(each) for each in records if each != self._record.with_suffix(".json")}
+        for each in list(others):
+            held = {path: size for sizes in others.values() for path, size in sizes.items()} | own
+            if sum(held.values()) <= bound:
+                return
+            if _remove(each):
+                del others[each]
+
+    def _unlink(self, paths: Iterable[str]) -> None:
+        """Deletes copies, but none that another source holds too."""
+        if gone := {local_path(self.bucket) / path for path in paths}:
+            for file in gone - _held_beside(self._record.with_suffix(".json")):
+                file.unlink(missing_ok=True)
 
 
 class _Progress:
-    """Tells how much of a source has come, at tenths of it."""
+    """Reports how much of a source has come, at tenths of it."""
 
-    def __init__(self, address: str, total: int, tell: Tell) -> None:
-        self._address, self._total, self._tell, self._done, self._told = address, total, tell, 0, 0
+    def __init__(self, address: str, total: int, notify: Notify) -> None:
+        self._address, self._total, self._notify, self._done, self._tenths = address, total, notify, 0, 0
         if total:
-            tell(f"fetching {address} ({total / 1e6:,.1f} MB)")
+            notify(f"fetching {address} ({total / 1e6:,.1f} MB)")
 
     def add(self, count: int) -> None:
         self._done += count
         tenth = 10 * self._done // self._total
-        if tenth > self._told and self._total > 2**28 and tenth < 10:
-            self._told = tenth
-            self._tell(f"fetching {self._address}: {tenth}0 % of {self._total / 1e6:,.1f} MB")
+        if tenth > self._tenths and self._total > 2**28 and tenth < 10:
+            self._tenths = tenth
+            self._notify(f"fetching {self._address}: {tenth}0 % of {self._total / 1e6:,.1f} MB")
 
 
 def bound_bytes() -> float:
@@ -199,33 +239,63 @@ def _remove(record: Path) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
-        found = _read(record)
+        files = _sizes(record).keys() - _held_beside(record)
         record.unlink(missing_ok=True)
-        for name in found.get("files", {}):
-            (local_path(bucket_of(found["address"])) / name).unlink(missing_ok=True)
+        for file in files:
+            file.unlink(missing_ok=True)
     return True
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with suppress(OSError, ValueError):
-        yield
+def _sizes(record: Path) -> dict[Path, int]:
+    """Returns the copies of a source and their sizes."""
+    found = _read(record)
+    if not found:
+        return {}
+    folder = local_path(bucket_of(found["address"]))
+    return {folder / name: size for name, (size, _) in found["files"].items()}
+
+
+def _held_beside(record: Path) -> set[Path]:
+    """Returns the copies that sources of other records hold, which may be the same objects."""
+    others = [each for each in record.parent.glob("*.json") if each != record]
+    return {file for each in others for file in _sizes(each)}
 
 
 def _read(record: Path) -> dict[str, Any]:
-    with _quiet():
+    with suppress(OSError, ValueError):
         return dict(json.loads(record.read_text(encoding="utf-8")))
     return {}
 
 
 def _time(file: Path) -> float:
-    with _quiet():
+    with suppress(OSError, ValueError):
         return file.stat().st_mtime
     return 0.0
 
 
-def _has_no_lists(bucket: str) -> bool:
-    return bucket.startswith("http")
+def _single(store: Store, key: str, has_lists: bool) -> list[Entry]:
+    """Asks the store for the objects of a key."""
+    fixed = _fixed(key)
+    if fixed != key:
+        wanted = re.compile(_regular(key))
+        return [each for each in store.entries(fixed.rpartition("/")[0]) if wanted.fullmatch(each.path)]
+    single = store.entry(key) if key else None
+    if single is not None:
+        return [single]
+    return store.entries(key) if has_lists else []
+
+
+def _from(entries: Sequence[Entry], paths: Sequence[str], prefix: str) -> Iterator[Entry]:
+    """Yields the objects whose paths, which are sorted, begin with a prefix."""
+    for place in range(bisect_left(paths, prefix), len(paths)):
+        if not paths[place].startswith(prefix):
+            return
+        yield entries[place]
+
+
+def _fixed(key: str) -> str:
+    """Returns a key up to its first wildcard."""
+    return re.split(r"[*?\[]", key)[0]
 
 
 def _regular(pattern: str) -> str:

@@ -19,6 +19,7 @@ from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
 from drivetrain.runtime.journal import Journal
 from drivetrain.runtime.run_folder import RunFolder
+from drivetrain.runtime.store_cache import with_addresses
 from drivetrain.tracking.events import Event, RolledOut, Warned
 from drivetrain.training.auto_settings import MICRO_BATCH_TOKENS, rows_of
 from drivetrain.training.hooks import uncut
@@ -146,7 +147,7 @@ class Batching:
 
     def _journal(self) -> Journal:
         """Returns what earlier starts of this run have kept; those of other settings are not found."""
-        run = self._given.model_dump(mode="json", include=DECIDING_SAMPLES)
+        run = with_addresses(self._given.model_dump(mode="json", include=DECIDING_SAMPLES))
         ranks, settings = Communicator(), json.dumps(run, sort_keys=True)
         return Journal(RunFolder(self._given.folder).journal, ranks.rank, settings, ranks.world)
 

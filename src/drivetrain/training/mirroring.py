@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from drivetrain.distributed.communicator import Communicator
 from drivetrain.errors import RunError
 from drivetrain.runtime import storage
 from drivetrain.runtime.heartbeat import Heart
+from drivetrain.runtime.notices import notify
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.runtime.signals import StopRequest
 from drivetrain.tracking.events import CheckpointUploaded, Event, Warned
@@ -52,7 +52,7 @@ class Mirroring:
 
     def warned(self, message: str) -> None:
         if self.is_ending or not self.has_started:
-            _say(message)
+            notify(message)
         else:
             self._send(Warned(message=message))
 
@@ -60,7 +60,7 @@ class Mirroring:
 @contextmanager
 def mirrored(
     config: RunConfig,
-    ranks: Communicator,
+    communicator: Communicator,
     folder: RunFolder,
     resume: bool,
     overwrite: bool,
@@ -75,7 +75,7 @@ def mirrored(
         yield Mirroring()
         return
     made: list[Mirroring] = []
-    ranks.on_first(lambda: made.append(_opened(config, folder, resume, overwrite)))
+    communicator.on_first(lambda: made.append(_opened(config, folder, resume, overwrite)))
     mirroring = made[0] if made else Mirroring()
     until = _Deadline(stop, config.grace_seconds)
     try:
@@ -89,7 +89,7 @@ def mirrored(
     mirroring.is_ending = True
     if mirroring.mirror is not None:
         if mirroring.mirror.waiting:
-            _say(f"uploading to {mirroring.mirror.store}: {', '.join(map(str, mirroring.mirror.waiting))}")
+            notify(f"uploading to {mirroring.mirror.store}: {', '.join(map(str, mirroring.mirror.waiting))}")
         mirroring.mirror.finish(_moving(heart), until)
 
 
@@ -103,29 +103,22 @@ class _Deadline:
 
     def __init__(self, stop: StopRequest, grace_seconds: float) -> None:
         self._stop, self._grace = stop, grace_seconds * SHARE_OF_GRACE
-        self._since: float | None = None
 
     def __call__(self) -> bool:
-        if self._stop.signal_number is None:
-            return False
-        self._since = self._since or time.monotonic()
-        return time.monotonic() - self._since > self._grace
+        return self._stop.since is not None and time.monotonic() - self._stop.since > self._grace
 
 
 def _opened(config: RunConfig, folder: RunFolder, resume: bool, overwrite: bool) -> Mirroring:
     assert config.mirror is not None
-    store, own = claimed(config.mirror, resume, overwrite, _say)
+    store, own = claimed(config.mirror, resume, overwrite, notify)
+    own.keep()  # restoring, reading data and building take longer than the lease
     mirroring = Mirroring(overwrite)
     mirroring.mirror = RunMirror(store, own, folder, config.checkpoints, mirroring.uploaded, mirroring.warned)
     try:
         if resume:
             storage.make(folder.path)
-            restore(store, own.index, folder, _say)
+            restore(store, own.index, folder, notify)
     except BaseException:
         mirroring.mirror.abandon()
         raise
     return mirroring
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

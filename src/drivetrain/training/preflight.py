@@ -21,6 +21,7 @@ from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.errors import Problem, UserError
 from drivetrain.runtime import environment
+from drivetrain.runtime.store_cache import with_addresses
 from drivetrain.workloads.base import Samples, Workload
 
 MOST_REPORTED = 8  # differences of one kind
@@ -35,7 +36,7 @@ def agree(config: RunConfig, communicator: Communicator) -> None:
         return
     install = "install the same everywhere; drivetrain doctor shows what is there"
     problems = differences(communicator, "versions", environment.versions(), install)
-    run = dict(_flat(config.model_dump(mode="json")))
+    run = dict(_flat(with_addresses(config.model_dump(mode="json"))))  # caches lie elsewhere on each machine
     problems += differences(communicator, "run file", run, "give every machine the same run file and overrides")
     if problems:
         raise UserError(problems)

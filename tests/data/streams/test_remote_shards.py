@@ -13,7 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from drivetrain.data.streams.remote_shards import streams_root
+from drivetrain.data.rows import open_file
+from drivetrain.data.streams import remote_shards
+from drivetrain.data.streams.line_shards import LineShard
+from drivetrain.data.streams.remote_shards import Copier, RemoteRowsShard, ShardCopy, copies, streams_root
 from drivetrain.data.streams.shard_rows import ShardRows, open_shards
 from drivetrain.errors import RunError, UserError
 from drivetrain.runtime.object_store import ObjectStore
@@ -115,3 +118,87 @@ def test_a_shard_that_cannot_be_copied_ends_the_run_with_the_reason(bucket: str,
     ObjectStore(bucket).delete([file.name for file in folder.iterdir()])
     with pytest.raises(RunError, match="cannot be copied"):
         texts(rows, range(120))
+
+
+def shard_of(rows: ShardRows, number: int = 0) -> ShardCopy:
+    shard = rows.shards[number]
+    assert isinstance(shard, LineShard | RemoteRowsShard)
+    assert shard.copy is not None
+    return shard.copy
+
+
+def test_copies_that_others_remove_meanwhile_are_made_again(
+    bucket: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(folder, bucket)
+    local = texts(open_shards(str(folder), FIELD, tmp_path / "one"), range(240))
+    rows = open_shards(bucket, FIELD, tmp_path / "two")
+    wait_for, count = Copier.wait_for, 0
+
+    def removed_after(self: Copier, shard: ShardCopy) -> None:
+        nonlocal count
+        wait_for(self, shard)
+        count += 1
+        if count % 2:
+            shard.file.unlink()
+
+    monkeypatch.setattr(Copier, "wait_for", removed_after)
+    assert texts(rows, range(240)) == local
+
+
+def test_a_failure_ahead_does_not_end_the_run_once_the_store_answers(bucket: str, folder: Path, tmp_path: Path) -> None:
+    upload(folder, bucket)
+    copy = shard_of(open_shards(bucket, FIELD, tmp_path / "two"))
+    copy.file.unlink(missing_ok=True)
+    content = ObjectStore(bucket).read(copy.entry.path)[0]
+    ObjectStore(bucket).delete([copy.entry.path])
+    copy.ahead()
+    while str(copy.file) not in copy.copier._failed:
+        copy.copier._receive()
+    (tmp_path / "again").write_bytes(content)
+    ObjectStore(bucket).upload(copy.entry.path, tmp_path / "again")
+    assert copy.read(Path.read_bytes) == content
+    assert not copy.copier._failed
+
+
+def test_a_folder_gives_the_files_that_the_disk_gives_in_their_order(bucket: str, folder: Path, tmp_path: Path) -> None:
+    rows = b'{"text": "more"}\n'
+    others = ("README.md", "a/z.jsonl", "a-b/a.jsonl", ".hidden/a.jsonl", "a/.part.jsonl", "B.JSONL")
+    beside = ("dataset_info.json", "notes.pdf", "a/readme.MD")
+    for name in (*others, *beside):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(rows)
+        ObjectStore(f"{bucket}/deep").put_if(name, rows, None)
+    for file in folder.glob("part-*"):
+        ObjectStore(f"{bucket}/deep").upload(file.name, file)
+    local = [shard.name for shard in open_shards(str(folder), FIELD, tmp_path / "one").shards]
+    assert list(copies(f"{bucket}/deep", FIELD)) == local
+    pattern = [shard.name for shard in open_shards(f"{folder}/**/*.jsonl", FIELD, tmp_path / "two").shards]
+    assert list(copies(f"{bucket}/deep/**/*.jsonl", FIELD)) == pattern
+    with pytest.raises(UserError, match="ends in none of"):
+        copies(f"{bucket}/deep/*", FIELD)
+
+
+def test_of_a_saved_data_set_the_files_that_it_names_are_read(bucket: str) -> None:
+    store = ObjectStore(bucket)
+    store.put_if("saved/state.json", b'{"_data_files": [{"filename": "data-1.arrow"}]}', None)
+    for name in ("data-1.arrow", "cache-1.arrow"):
+        store.put_if(f"saved/{name}", b"x", None)
+    assert list(copies(f"{bucket}/saved", FIELD)) == ["data-1.arrow"]
+
+
+def test_a_table_is_parsed_once_for_all_its_pieces(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.csv").write_text("text\n" + "".join(f"row {number}\n" for number in range(100)))
+    ObjectStore(bucket).upload("rows.csv", tmp_path / "rows.csv")
+    opened: list[Path] = []
+
+    def counted(file: Path, *given: Any, **named: Any) -> Any:
+        opened.append(file)
+        return open_file(file, *given, **named)
+
+    monkeypatch.setattr(remote_shards, "open_file", counted)
+    rows = open_shards(f"{bucket}/rows.csv", FIELD, tmp_path / "two")
+    assert len({*texts(rows, range(100))}) == 100
+    assert len(opened) == 1

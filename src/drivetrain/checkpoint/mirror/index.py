@@ -21,13 +21,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from drivetrain.errors import problem
+from drivetrain.errors import RunError, UserError, problem
+from drivetrain.runtime.notices import Notify
 from drivetrain.runtime.object_store import Conflict, NotThere, ObjectStore, StoreError, Version
 
 NAME = "index.json"
 RENEWED = 10.0
 LEASE = 45.0
 LOOKS = 1.0  # seconds between two looks at a writer that may be dead
+PUTS = 3  # of one change, of which each may be done although its answer was lost
 
 
 class Writer(BaseModel):
@@ -93,8 +95,8 @@ def read(store: ObjectStore) -> tuple[Index | None, Version | None]:
 class OwnIndex:
     """The index, held by this process as its only writer. Its methods may be called by several threads."""
 
-    def __init__(self, store: ObjectStore, tell: Callable[[str], None]) -> None:
-        self._store, self._tell, self._lock = store, tell, threading.Lock()
+    def __init__(self, store: ObjectStore, notify: Notify) -> None:
+        self._store, self._notify, self._lock = store, notify, threading.Lock()
         since = datetime.now(UTC).isoformat(timespec="seconds")
         self.token = secrets.token_hex(4)
         self._writer = Writer(
@@ -102,8 +104,10 @@ class OwnIndex:
         )
         self.index, self._version = Index(), None  # type: tuple[Index, Version | None]
         self.former: str | None = None  # token of a dead writer that was replaced
+        self._lost: Lost | None = None
+        self._ended = threading.Event()
 
-    def claim(self) -> Index:
+    def claim(self) -> None:
         """Makes this process the run's writer. Raises UserError if another one is alive or is faster."""
         there, version = self._without_writer()
         index = (there or Index()).model_copy(update={"writer": self._writer})
@@ -113,7 +117,19 @@ class OwnIndex:
             found, _ = read(self._store)
             raise self._taken(None if found is None else found.writer) from None
         self.index = index
-        return index
+
+    def keep(self) -> None:
+        """Renews the entry in the background from now on, until this process releases, gives up or loses the run."""
+        threading.Thread(target=self._keep_renewing, name="mirror-lease", daemon=True).start()
+
+    def give_up(self) -> None:
+        """Renews no longer: LEASE seconds later the run may be taken over."""
+        self._ended.set()
+
+    def check(self) -> None:
+        """Raises Lost if another writer was found to have taken the run over."""
+        if self._lost is not None:
+            raise self._lost
 
     def change(self, change: Callable[[Index], Index]) -> Index:
         """Replaces the index. Raises Lost if another writer has replaced it."""
@@ -129,16 +145,34 @@ class OwnIndex:
 
     def release(self) -> None:
         self.change(lambda index: index.model_copy(update={"writer": None}))
+        self._ended.set()
+
+    def _keep_renewing(self) -> None:
+        while not self._ended.wait(RENEWED):
+            try:
+                self.renew()
+            except Lost:
+                return
+            except (RunError, UserError):  # of the store or a damaged index, which the uploads report
+                continue
 
     def _put(self, index: Index) -> Index:
-        try:
-            self._version = self._store.put_if(NAME, _json(index), self._version)
-        except Conflict:
-            found, _ = read(self._store)
-            by = "another writer" if found is None or found.writer is None else found.writer.title
-            raise Lost(f"{self._store} was taken over by {by}: nothing more of this run is uploaded") from None
-        self.index = index
-        return index
+        for _ in range(PUTS):
+            self.check()
+            try:
+                self._version = self._store.put_if(NAME, _json(index), self._version)
+            except Conflict:
+                found, version = read(self._store)
+                writer = None if found is None else found.writer
+                if writer is not None and writer.token == self.token:  # an own put, whose answer was lost
+                    self._version = version
+                    continue
+                by = "another writer" if writer is None else writer.title
+                self._lost = Lost(f"{self._store} was taken over by {by}: nothing more of this run is uploaded")
+                raise self._lost from None
+            self.index = index
+            return index
+        raise StoreError(f"{self._store}/{NAME} changes by itself, or by puts of this process that come late")
 
     def _without_writer(self) -> tuple[Index | None, Version | None]:
         """Returns the index once its writer is known to be dead. Raises UserError if that one is alive."""
@@ -149,7 +183,7 @@ class OwnIndex:
         self.former = writer.token
         if _ended_here(writer):
             return there, version
-        self._tell(f"{self._store} has a writer ({writer.title}): looking for {LEASE:g} s whether it is alive")
+        self._notify(f"{self._store} has a writer ({writer.title}): looking for {LEASE:g} s whether it is alive")
         until = time.monotonic() + LEASE
         while time.monotonic() < until:
             time.sleep(LOOKS)

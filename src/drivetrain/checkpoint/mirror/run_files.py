@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from drivetrain.checkpoint.mirror.index import NAME
 from drivetrain.checkpoint.mirror.transfer import BELOW
 from drivetrain.runtime.downloads import download
-from drivetrain.runtime.object_store import ObjectStore
+from drivetrain.runtime.object_store import Entry, ObjectStore
 from drivetrain.runtime.run_folder import LINKS, RunFolder
+
+NAMES = {path.name for path in RunFolder(Path()).results} - {*LINKS, BELOW}
+RESULTS = ("run.yaml", "environment.json", "events.jsonl", "samples.jsonl", "report.json", "scores.npz")
 
 
 class RunFiles:
@@ -17,9 +19,10 @@ class RunFiles:
         self._store, self._folder = store, folder
         self._known: dict[str, tuple[int, int]] = {}  # what was uploaded: size and time of change
 
-    def upload(self) -> None:
-        """Uploads the files that have changed since. Raises StoreError."""
+    def upload(self, check: Callable[[], None] = lambda: None) -> None:
+        """Uploads the files that have changed since. Raises StoreError. check: called before each one."""
         for file in files_of(self._folder.path):
+            check()
             try:
                 state = file.stat()
             except FileNotFoundError:  # a tracker's, which replaces its own
@@ -31,9 +34,10 @@ class RunFiles:
 
 
 def files_of(folder: Path) -> Iterator[Path]:
-    """Yields the files that are mirrored: none that is hidden, a link, or part of a checkpoint."""
+    """Yields the files that are mirrored: the run's own ones, but none that is hidden, a link, or part of a
+    checkpoint."""
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.name in (*LINKS, BELOW, NAME) or path.is_symlink():
+        if path.name not in NAMES or path.is_symlink():
             continue
         if path.is_dir():
             yield from (each for each in sorted(path.rglob("*")) if each.is_file() and not each.name.startswith("."))
@@ -41,8 +45,17 @@ def files_of(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def fetch_files(store: ObjectStore, folder: Path) -> None:
-    """Downloads the files of a mirrored run beside its checkpoints. Raises StoreError and OSError."""
-    for entry in store.entries():
-        if entry.path != NAME and not entry.path.startswith(f"{BELOW}/"):
+def entries_of(store: ObjectStore) -> list[Entry]:
+    """Lists the files of a mirrored run beside its checkpoints; other runs and data below its address are not its own.
+    Raises StoreError."""
+    return [entry for entry in store.entries() if entry.path.partition("/")[0] in NAMES]
+
+
+def fetch_files(store: ObjectStore, folder: Path, records: bool = True) -> None:
+    """Downloads the files of a mirrored run beside its checkpoints. Raises StoreError and OSError.
+
+    records: also those in folders and of trackers, without which a run can be loaded and reported.
+    """
+    for entry in entries_of(store):
+        if records or entry.path in RESULTS:
             download(store, entry, folder / entry.path)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from drivetrain.checkpoint.best_evaluation import ranked
 from drivetrain.checkpoint.directory import MANIFEST, read_manifest, steps
-from drivetrain.checkpoint.mirror.index import NAME, RENEWED, Complete, Index, Lost, OwnIndex
-from drivetrain.checkpoint.mirror.run_files import RunFiles
-from drivetrain.checkpoint.mirror.transfer import BELOW, orphans, remove, upload
+from drivetrain.checkpoint.mirror.index import Complete, Index, Lost, OwnIndex
+from drivetrain.checkpoint.mirror.run_files import RunFiles, entries_of
+from drivetrain.checkpoint.mirror.transfer import BELOW, orphans, overwritten, remove, upload
 from drivetrain.config.training import Checkpoints
 from drivetrain.errors import RunError, last_line
 from drivetrain.runtime import storage
@@ -53,13 +53,10 @@ class RunMirror:
         self._failure: str | None = None
         self.bytes_moved = 0
         self._rule: tuple[bool, str | None] = (True, None)
-        self._overwrite, self._renewed = False, 0.0
+        self._overwrite = False
         self._newest: int | None = None  # step that was saved last
-        self._uploading: int | None = None
-        self._threads = [
-            threading.Thread(target=self._work, name="mirror", daemon=True),
-            threading.Thread(target=self._renew, name="mirror-lease", daemon=True),
-        ]
+        self._uploading: int | None = None  # changes under the lock, and so does what waits
+        self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
 
     # --- what the training calls -------------------------------------------------------------------------------------
 
@@ -74,8 +71,7 @@ class RunMirror:
                 if there.get(step) != hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest():
                     self._stage(step, path)
         self._overwrite = overwrite
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
 
     @property
     def waiting(self) -> list[str]:
@@ -92,6 +88,7 @@ class RunMirror:
         """Gives the mirror up before anything was uploaded."""
         with suppress(StoreError):  # the lease ends by itself
             self._own.release()
+        self._own.give_up()
 
     def finish(
         self, moved: Callable[[], object] = lambda: None, asked_to_stop: Callable[[], bool] = lambda: False
@@ -103,18 +100,19 @@ class RunMirror:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        if self._threads[0].ident is None:  # it never started
+        if self._thread.ident is None:  # it never started
             self.abandon()
             return
         before = -1
-        while self._threads[0].is_alive() and not asked_to_stop():
-            self._threads[0].join(0.2)
+        while self._thread.is_alive() and not asked_to_stop():
+            self._thread.join(0.2)
             if self.bytes_moved != before:
                 before = self.bytes_moved
                 moved()
-        if self._waiting or self._failure or self._threads[0].is_alive():
+        if not self._idle:
             left = ", ".join(self.waiting) or "the newest events and report"
-            why = self._failure or "the run was ended before"
+            ended = "the run was ended before" if self._thread.is_alive() else "the thread of the uploads has died"
+            why = self._failure or ended
             raise RunError(
                 f"not everything is in {self.store}: {left} could not be uploaded ({why}). All of it is in "
                 f"{self._folder.path}; when the store answers, the same command with --resume uploads it"
@@ -133,59 +131,61 @@ class RunMirror:
             self._changed.notify_all()
         self._pass_over()
 
-    def _renew(self) -> None:
-        while not self._idle and self._threads[0].is_alive():
-            time.sleep(min(1.0, RENEWED))
-            if time.monotonic() - self._renewed < RENEWED:
-                continue
-            self._renewed = time.monotonic()
-            try:
-                self._own.renew()
-            except Lost as error:
-                self._fail(error)
-                return
-            except StoreError:  # what matters is reported by the uploads
-                continue
-
     def _work(self) -> None:
-        attempts, pause, files_at, is_clean = 0, PAUSE, 0.0, False
-        while True:
-            with self._changed:
-                if is_clean and not self._waiting and not self._closing:
-                    self._changed.wait(max(0.05, files_at + FILES_EVERY - time.monotonic()))
-                closing, step = self._closing, max(self._waiting, default=None)
+        try:
+            self._upload_all()
+        finally:
+            self._own.give_up()
+
+    def _upload_all(self) -> None:
+        attempts, pause, files_at, is_clean, closing = 0, PAUSE, 0.0, False, False
+        while not self._idle:
             try:
                 if not is_clean:
                     self._clean()
                     is_clean = True
+                step, closing = self._next(files_at + FILES_EVERY)
                 if step is not None:
                     self._upload(step)
                 if closing or step is not None or time.monotonic() >= files_at + FILES_EVERY:
                     files_at = time.monotonic()
-                    self._files.upload()
+                    self._own.renew()  # a writer that has lost the run must not replace the other one's files
+                    self._files.upload(self._own.check)
                 attempts, pause, self._failure = 0, PAUSE, None
-                if closing and not self._waiting:
-                    self._idle = True
+                if closing and not self.waiting:
                     self._own.release()
-                    return
+                    self._idle = True
             except Lost as error:
                 self._fail(error)
                 return
-            except (StoreError, OSError, ValueError) as error:
+            except Exception as error:  # whatever it is, it must neither end the training nor go unseen
                 self._fail(error)
-                attempts += 1
-                if closing and attempts >= LAST_ATTEMPTS:
+                closing = closing or self._closing
+                attempts = attempts + 1 if closing else 0
+                if attempts >= LAST_ATTEMPTS:
                     return
                 with self._changed:
                     self._changed.wait_for(lambda: self._closing, 1.0 if closing else pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
+            finally:
+                with self._changed:
+                    self._uploading = None
+
+    def _next(self, files_at: float) -> tuple[int | None, bool]:
+        """Waits for something to do. Returns the step to upload, which stays among those that wait, and whether the run
+        is ending."""
+        with self._changed:
+            if not self._waiting and not self._closing:
+                self._changed.wait(max(0.05, files_at - time.monotonic()))
+            self._uploading = max(self._waiting, default=None)
+            return self._uploading, self._closing
 
     def _upload(self, step: int) -> None:
+        self._own.check()
         folder, began = self._waiting[step], time.monotonic()
         if not folder.is_dir():  # deleted by retention, where there are no hard links
             self._done(step)
             return
-        self._uploading = step
         made = upload(self.store, folder, step, self._own.token, self._moved)
         before = {each.prefix for each in self._own.index.checkpoints}
         index = self._own.change(lambda index: self._with(index, made))
@@ -210,20 +210,24 @@ class RunMirror:
         trials = [trial for step, folder in waiting.items() if (trial := _trial(step, folder)) is not None]
         others = [each for each in self._own.index.checkpoints if each.step not in waiting]
         stay = {each.step for each in self._kept([*others, *trials])}
-        for step in waiting.keys() - stay - {self._uploading}:
-            self._done(step)
+        with self._changed:  # what is uploaded now, or was saved anew, stays
+            passed = [step for step in waiting if step not in stay and step != self._uploading]
+            folders = [self._waiting.pop(step) for step in passed if self._waiting.get(step) == waiting[step]]
+        for folder in folders:
+            _discard(folder)
 
     def _done(self, step: int) -> None:
         with self._changed:
-            folder = self._waiting.pop(step, None)
-        if folder is not None and folder.parent.name == STAGED:
-            storage.discard(folder)
+            folder = self._waiting.pop(step)
+        _discard(folder)
 
     def _clean(self) -> None:
-        """Removes what killed uploads left, and an earlier run that is overwritten: from the index first."""
+        """Removes what killed uploads left, and an earlier run that is overwritten: from the index first, and nothing
+        that is no run's."""
         if self._overwrite:
             self._own.change(lambda index: index.model_copy(update={"checkpoints": []}))
-            self.store.delete([each.path for each in self.store.entries() if each.path != NAME])
+            remove(self.store, overwritten(self.store))
+            self.store.delete([each.path for each in entries_of(self.store)])
         named = {each.prefix for each in self._own.index.checkpoints}
         remove(self.store, orphans(self.store, named, {self._own.former} if self._own.former else set()))
 
@@ -232,11 +236,18 @@ class RunMirror:
 
     def _fail(self, error: Exception) -> None:
         """Reports a failure, once until uploads succeed again."""
-        is_new, self._failure = self._failure is None, str(error) if isinstance(error, StoreError) else last_line(error)
+        is_new = self._failure is None or isinstance(error, Lost)
+        self._failure = str(error) if isinstance(error, StoreError) else last_line(error)
         if is_new:
             then = "" if isinstance(error, Lost) else "; training goes on, and the upload is tried again"
             with suppress(RunError):
                 self._warn(f"uploading to {self.store} failed: {self._failure}{then}")
+
+
+def _discard(folder: Path) -> None:
+    """Removes the hard links of a checkpoint that waited, but never the run's own folder."""
+    if folder.parent.name == STAGED:
+        storage.discard(folder)
 
 
 def _trial(step: int, folder: Path) -> Complete | None:

@@ -66,8 +66,8 @@ def sums(store: ObjectStore, path: str, record: FileRecord, moved: Moved) -> lis
         return list(pool.map(of_block, range(0, max(record.bytes, 1), BLOCK)))
 
 
-def fetch(store: ObjectStore, entry: Complete, root: Path, wrong_with: Callable[[Path], list[str]]) -> Path:
-    """Downloads a complete checkpoint into a folder of checkpoints, and returns its place there.
+def fetch(store: ObjectStore, entry: Complete, root: Path, wrong_with: Callable[[Path], list[str]]) -> None:
+    """Downloads a complete checkpoint into a folder of checkpoints.
 
     It is published once it verifies. Raises StoreError if it does not, and OSError for a disk that is full.
     """
@@ -89,7 +89,6 @@ def fetch(store: ObjectStore, entry: Complete, root: Path, wrong_with: Callable[
         storage.publish(aside, target, hidden(target, "replaced"))
     finally:
         storage.discard(aside)
-    return target
 
 
 def remove(store: ObjectStore, prefixes: set[str]) -> None:
@@ -100,19 +99,26 @@ def remove(store: ObjectStore, prefixes: set[str]) -> None:
 
 
 def orphans(store: ObjectStore, named: set[str], dead: set[str]) -> set[str]:
-    """Returns prefixes that no index names: those of dead writers, and those whose objects are all old.
+    """Returns prefixes of checkpoints that no index names: those of dead writers, and those whose objects are all old.
 
     dead: tokens of writers that are known to be dead. Others may still be uploading, if only to be refused.
     """
     newest: dict[str, float] = {}
     for each in store.entries(BELOW):
         prefix = each.path.removeprefix(f"{BELOW}/").partition("/")[0]
-        newest[prefix] = max(newest.get(prefix, 0.0), each.modified)
+        if _token(prefix):  # what has another name is not a run's
+            newest[prefix] = max(newest.get(prefix, 0.0), each.modified)
     left = {prefix: modified for prefix, modified in newest.items() if prefix not in named}
     return {prefix for prefix, modified in left.items() if _token(prefix) in dead or time.time() - modified > OLD}
+
+
+def overwritten(store: ObjectStore) -> set[str]:
+    """Returns the prefixes of all checkpoints below a run's address."""
+    found = {each.path.removeprefix(f"{BELOW}/").partition("/")[0] for each in store.entries(BELOW)}
+    return {prefix for prefix in found if _token(prefix)}
 
 
 def _token(prefix: str) -> str:
     """Returns the token of the writer of step-<number>-<token>-<random>."""
     parts = prefix.split("-")
-    return parts[2] if len(parts) == 4 else ""
+    return parts[2] if len(parts) == 4 and parts[0] == "step" else ""

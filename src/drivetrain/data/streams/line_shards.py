@@ -127,9 +127,7 @@ class LineShard:
         self._close()
 
     def _lines(self) -> tuple[Iterator[tuple[int, bytes]], BinaryIO]:
-        if self.copy is not None:
-            self.copy.ready()
-        opened = open_bytes(self.path)
+        opened = open_bytes(self.path) if self.copy is None else self.copy.read(open_bytes)
         return _with_content(opened), opened
 
     def _learn(self, rows: int) -> None:

@@ -14,13 +14,14 @@ from pathlib import Path
 from filelock import FileLock
 
 from drivetrain.errors import UserError, last_line
-from drivetrain.runtime.downloads import download
+from drivetrain.runtime.downloads import Store, download
 from drivetrain.runtime.object_store import Entry, StoreError
-from drivetrain.runtime.store_cache import Store, bound_bytes, store_of
+from drivetrain.runtime.store_cache import bound_bytes, store_of
 
 
 def main(bucket: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that reads
+    for number in (signal.SIGINT, signal.SIGTERM):  # which the whole group gets: they are for the process that reads
+        signal.signal(number, signal.SIG_IGN)
     store: Store | None = None
     for line in sys.stdin:
         request, why = json.loads(line), ""

@@ -12,7 +12,7 @@ from drivetrain.config.location import store_address
 from drivetrain.data.arrow_rows import ArrowRows, without_inner_nulls
 from drivetrain.data.data_files import data_files, is_there
 from drivetrain.data.json_files import JSON_LINES, Row
-from drivetrain.data.packed_files import OPENERS, PackedError, ending
+from drivetrain.data.packed_files import PackedError, ending
 from drivetrain.data.row_blocks import ENDINGS, TEXTS
 from drivetrain.data.rows import Rows, open_file
 from drivetrain.data.streams.line_shards import LineShard
@@ -164,7 +164,7 @@ def find_shards(path: str, field: str) -> list[Shard]:
     Raises UserError for files that are missing, cannot be read in a stream, or are empty, all files at once.
     """
     if (address := store_address(path)) is not None:
-        return [_remote(copy, name, field) for name, copy in copies(address, field, _endings()).items()]
+        return [_remote(copy, name, field) for name, copy in copies(address, field).items()]
     shards: list[Shard] = []
     problems: list[Problem] = []
     for name, file in _files(path, field).items():
@@ -186,10 +186,6 @@ def _remote(copy: ShardCopy, name: str, field: str) -> Shard:
     if ending(copy.file) in LINES and copy.size:
         return LineShard(copy.file, name, field, ending(copy.file) in TEXTS, copy)
     return RemoteRowsShard(copy, name, field)
-
-
-def _endings() -> tuple[str, ...]:
-    return (*ENDINGS, *(f"{kind}{packed}" for kind in LINES for packed in OPENERS))
 
 
 def _files(path: str, field: str) -> dict[str, Path]:

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from drivetrain.data.streams.remote_shards import AHEAD
 from drivetrain.data.streams.shards import Piece, Shard, count_all
 from drivetrain.errors import RunError
 
-AHEAD = 2  # shards that are fetched before they are reached, where they lie in a store
 KEPT = 2  # blocks: a batch may begin in one and end in the next
 
 
