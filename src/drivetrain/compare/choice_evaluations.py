@@ -18,24 +18,24 @@ from drivetrain.errors import Problem, RunError, UserError
 from drivetrain.inference.loading import check_source, load_model
 from drivetrain.inference.multiple_choice import choose
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 ALL = "all"
 
 
 def choice_evaluations(
-    models: Sequence[tuple[str, Path, str]], folder: Path, shots: int, only: Sequence[str], trust: bool, tell: Tell
+    models: Sequence[tuple[str, Path, str]], folder: Path, shots: int, only: Sequence[str], trust: bool, notify: Notify
 ) -> list[Evaluation]:
     """Returns the evaluations subject by subject, each of all models in turn; last those over all subjects, and over
     each category where the folder names some.
 
-    models: (label, place as load_model takes it, checkpoint). only: subjects, all if empty. tell: gets a line of
+    models: (label, place as load_model takes it, checkpoint). only: subjects, all if empty. notify: gets a line of
     progress. Raises UserError before any work, with the places that hold no model; of several models, one that fails
     later has its reason in its rows.
     """
     subjects = read_subjects(folder, only, shots)
     _check_places(models, trust)
     alone = len(models) == 1
-    by_model = [_of_model_or_failed(*model, subjects, shots, trust, tell, alone) for model in models]
+    by_model = [_of_model_or_failed(*model, subjects, shots, trust, notify, alone) for model in models]
     return [found for same_data in zip(*by_model, strict=True) for found in same_data]
 
 
@@ -58,22 +58,22 @@ def _of_model_or_failed(
     subjects: Sequence[Subject],
     shots: int,
     trust: bool,
-    tell: Tell,
+    notify: Notify,
     is_alone: bool,
 ) -> list[Evaluation]:
     """Returns a model's evaluations; those of one that fails have the reason, unless it is the only one."""
     try:
-        return _of_model(label, place, checkpoint, subjects, shots, trust, tell)
+        return _of_model(label, place, checkpoint, subjects, shots, trust, notify)
     except (UserError, RunError) as error:
         if is_alone:
             raise
-        tell(f"{label}: {error}")
+        notify(f"{label}: {error}")
         names = [*(subject.name for subject in subjects), *_groups(subjects)]
         return [Evaluation(label, name, None, {}, str(error)) for name in names]
 
 
 def _of_model(
-    label: str, place: Path, checkpoint: str, subjects: Sequence[Subject], shots: int, trust: bool, tell: Tell
+    label: str, place: Path, checkpoint: str, subjects: Sequence[Subject], shots: int, trust: bool, notify: Notify
 ) -> list[Evaluation]:
     try:
         model = load_model(place, checkpoint=checkpoint, trust=trust)
@@ -85,10 +85,12 @@ def _of_model(
             begun = time.perf_counter()
             chosen = choose(model, subject, shots)
             if chosen.cut:
-                tell(f"{label}: {subject.name}: the beginning of {chosen.cut} prompts is cut: the context is too short")
+                notify(
+                    f"{label}: {subject.name}: the beginning of {chosen.cut} prompts is cut: the context is too short"
+                )
             seconds = time.perf_counter() - begun
             found.append(_evaluation(label, subject.name, [_scores(chosen.right, subject)], seconds))
-            tell(f"{label}: {subject.name}: {chosen.right.mean():.4f}")
+            notify(f"{label}: {subject.name}: {chosen.right.mean():.4f}")
     finally:
         model.close()
     return [*found, *_together(label, subjects, found)]

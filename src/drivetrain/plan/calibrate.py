@@ -63,7 +63,7 @@ def calibrated(machine: Machine, report: Callable[[str], None]) -> Calibration:
 
 def measured_dtypes(machine: Machine) -> list[str]:
     """Returns the types of products to measure: what the device multiplies itself, tfloat32 included. Emulated ones
-    tell nothing about speed, and would take minutes."""
+    say nothing about speed, and would take minutes."""
     able = machine.compute_capability is not None and machine.compute_capability >= TF32
     return sorted({*machine.native_dtypes, *(["tfloat32"] if able else [])})
 
