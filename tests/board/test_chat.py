@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -135,6 +136,16 @@ def test_an_idle_model_is_unloaded_and_a_chat_can_be_closed(runtime: Path, monke
         assert ask(server, "/api/chat/nothing")[0] == 404
 
 
+def whole_request(connection: socket.socket) -> None:
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += connection.recv(1 << 16)
+    head, _, body = received.partition(b"\r\n\r\n")
+    length = next(int(line.split(b":")[1]) for line in head.splitlines() if line.lower().startswith(b"content-length"))
+    while len(body) < length:
+        body += connection.recv(1 << 16)
+
+
 @contextmanager
 def dying_at(place: Path, closes: bool) -> Iterator[None]:
     """A model's process that sends a part of an answer and then nothing: its socket is closed, or stays open."""
@@ -144,7 +155,7 @@ def dying_at(place: Path, closes: bool) -> Iterator[None]:
     def answer() -> None:
         connection, _ = listening.accept()
         with connection:
-            connection.recv(1 << 16)
+            whole_request(connection)  # closing before all of it is read resets the connection, and loses the answer
             head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
             connection.sendall(head + f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
             if not closes:

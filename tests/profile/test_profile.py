@@ -89,8 +89,8 @@ def test_a_run_of_one_step_is_profiled_as_a_longer_one_and_says_so(run_file: Pat
     found = profiled(str(run_file), "loop.steps=1", "--steps", "2")
     assert found["steps"] == 2
     assert found["plain_seconds"] > 0
-    assert [each for each in found["notes"] if "the run is shorter than the steps that are taken" in each]
-    assert not [each for each in profiled(str(run_file), "--steps", "2")["notes"] if "shorter" in each]
+    assert [each for each in found["notes"] if "the run has fewer steps than are profiled" in each]
+    assert not [each for each in profiled(str(run_file), "--steps", "2")["notes"] if "fewer steps" in each]
 
 
 def test_the_pages_of_plan_and_profile_share_one_style() -> None:

@@ -28,7 +28,7 @@ from drivetrain.errors import RunError, UserError
 from drivetrain.measure import flops, observer
 from drivetrain.models.cross_entropy import planned_for
 from drivetrain.numerics.torch_precision import arithmetic
-from drivetrain.plan import trace_answers
+from drivetrain.plan import trace_answers, trace_model
 from drivetrain.plan.memory import Levels, MemoryRecord
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.plan.trace_answers import OwnNumbers
@@ -42,7 +42,7 @@ from drivetrain.workloads.base import Workload
 
 DECIDES = (DataDependentOutputException, DynamicOutputShapeException)  # a number of a tensor decides what comes next
 # files that stand between a model and torch while it is traced
-OURS = (__file__, observer.__file__, flops.__file__, trace_answers.__file__)
+OURS = (__file__, observer.__file__, flops.__file__, trace_answers.__file__, trace_model.__file__)
 CUDA_GRANULARITY = 512  # bytes; c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize
 
 
