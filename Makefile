@@ -5,9 +5,11 @@ PIP_ARGS ?=
 # make mutants: how many more; or which once more, e.g. AGAIN=survived
 N ?= 20
 AGAIN ?=
-# make gpu: which of doctor, tests, parity, resume, bench-sft, bench-pretrain, bench-images, bench-texts; DEVICE=cpu rehearses
+# make gpu: which of doctor, tests, parity, stages, resume, plan, generate, bench-sft, bench-pretrain, bench-images,
+# bench-texts; DEVICE=cpu rehearses; AT_ONCE=4: cases that are not timed run four at once
 PART ?=
 DEVICE ?= cuda
+AT_ONCE ?= 1
 # make test: how many processes share the tests
 JOBS ?= 2
 # make test-versions: which combinations, e.g. ONLY=3.12-lowest, and which tests, e.g. SELECT="tests/models tests/data"
@@ -67,10 +69,10 @@ mutants: $(VENV)/.installed-dev
 
 # these install nothing
 gpu:
-	PYTHONPATH=src:. $(PYTHON) -m bench.gpu $(PART) --device $(DEVICE) $(if $(AGAIN),--again)
+	PYTHONPATH="src:.:$$PYTHONPATH" $(PYTHON) -m bench.gpu $(PART) --device $(DEVICE) --jobs $(AT_ONCE) $(if $(AGAIN),--again)
 
 gpu-report:
-	PYTHONPATH=src:. $(PYTHON) -m bench.gpu report --device $(DEVICE)
+	PYTHONPATH="src:.:$$PYTHONPATH" $(PYTHON) -m bench.gpu report --device $(DEVICE)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -96,37 +96,53 @@ def main() -> None:
 
 
 def measured(number: int, ours: Side, theirs: Side, pairs: int) -> list[str]:
-    draw = np.random.default_rng(number)
-    warm = asked(number, np.random.default_rng(99))
-    for side in (ours, theirs):
-        side([Asked(each.ids, min(each.wanted, 4)) for each in warm])
-    found: list[tuple[Turn, Turn]] = []
-    for turn in range(pairs):
-        questions = asked(number, draw)
-        order = (ours, theirs) if turn % 2 == 0 else (theirs, ours)
-        made = [side(questions) for side in order]
-        found.append((made[turn % 2], made[1 - turn % 2]))
-        print(f"batch {number}: {found[-1][0].rate:.1f} and {found[-1][1].rate:.1f} tokens/s", flush=True)
-    ratios = [mine.rate / other.rate for mine, other in found]
-    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
-    same = [a == b for mine, other in found for a, b in zip(mine.answers, other.answers, strict=True)]
-    rates = [statistics.median(pair[side].rate for pair in found) for side in (0, 1)]
-    firsts = [statistics.median(each for pair in found for each in pair[side].firsts) for side in (0, 1)]
-    processor = statistics.median(other.processor / mine.processor for mine, other in found)
-    ratio = [f"**{middle:.2f}**", f"{low:.2f} to {high:.2f}", f"{processor:.2f}"]
+    found = figures(pairs_of(number, ours, theirs, pairs))
+    rates, firsts = found["rates"], found["first_tokens"]
+    low, middle, high = found["ratios"]
     return [
         str(number),
         str(pairs),
         *(f"{rate:.1f}" for rate in rates),
-        *ratio,
+        *(f"**{middle:.2f}**", f"{low:.2f} to {high:.2f}", f"{found['processor']:.2f}"),
         *(f"{first * 1000:.0f} ms" for first in firsts),
-        f"{sum(same)} of {len(same)}",
+        "{} of {}".format(*found["same"]),
     ]
 
 
-def asked(number: int, draw: np.random.Generator) -> list[Asked]:
+def pairs_of(
+    number: int, ours: Side, theirs: Side, pairs: int, vocabulary: int = VOCABULARY
+) -> list[tuple[Turn, Turn]]:
+    """Returns turns of both sides, which swap from pair to pair, after one that warms up."""
+    draw = np.random.default_rng(number)
+    warm = asked(number, np.random.default_rng(99), vocabulary)
+    for side in (ours, theirs):
+        side([Asked(each.ids, min(each.wanted, 4)) for each in warm])
+    found: list[tuple[Turn, Turn]] = []
+    for turn in range(pairs):
+        questions = asked(number, draw, vocabulary)
+        order = (ours, theirs) if turn % 2 == 0 else (theirs, ours)
+        made = [side(questions) for side in order]
+        found.append((made[turn % 2], made[1 - turn % 2]))
+        print(f"batch {number}: {found[-1][0].rate:.1f} and {found[-1][1].rate:.1f} tokens/s", flush=True)
+    return found
+
+
+def figures(found: Sequence[tuple[Turn, Turn]]) -> dict[str, Any]:
+    """Returns medians of both sides, the quartiles of their ratio, and how many answers are the same."""
+    ratios = [mine.rate / other.rate for mine, other in found]
+    same = [a == b for mine, other in found for a, b in zip(mine.answers, other.answers, strict=True)]
+    return {
+        "rates": [statistics.median(pair[side].rate for pair in found) for side in (0, 1)],
+        "ratios": np.quantile(ratios, (0.25, 0.5, 0.75)).tolist(),
+        "processor": statistics.median(other.processor / mine.processor for mine, other in found),
+        "first_tokens": [statistics.median(each for pair in found for each in pair[side].firsts) for side in (0, 1)],
+        "same": (sum(same), len(same)),
+    }
+
+
+def asked(number: int, draw: np.random.Generator, vocabulary: int) -> list[Asked]:
     return [
-        Asked(tuple(draw.integers(VOCABULARY, size=draw.integers(*PROMPT)).tolist()), int(draw.integers(*ANSWER)))
+        Asked(tuple(draw.integers(vocabulary, size=draw.integers(*PROMPT)).tolist()), int(draw.integers(*ANSWER)))
         for _ in range(number)
     ]
 
@@ -167,12 +183,12 @@ def generate_side(model: Any) -> Side:
             mask[row, longest - len(each.ids) :] = 1
         until = _Wanted(longest, [each.wanted for each in questions])
         made = model.generate(
-            ids,
-            attention_mask=mask,
+            ids.to(model.device),
+            attention_mask=mask.to(model.device),
             max_new_tokens=max(each.wanted for each in questions),
             do_sample=False,
             pad_token_id=0,
-            eos_token_id=VOCABULARY,  # never chosen; an end token is what makes it heed ended rows
+            eos_token_id=model.config.vocab_size,  # never chosen; an end token is what makes it heed ended rows
             stopping_criteria=[until],
         )
         spent = clock.read()
@@ -191,7 +207,7 @@ class _Wanted(StoppingCriteria):  # type: ignore[misc]
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         del scores, kwargs
         self.first = self.first or time.perf_counter()
-        return input_ids.shape[1] >= self._ends
+        return (input_ids.shape[1] >= self._ends).to(input_ids.device)
 
 
 def made_model(folder: Path) -> Any:

@@ -16,12 +16,16 @@ PARTS = {
     "doctor": "machine",
     "tests": "suite",
     "parity": "parity",
+    "stages": "stages",
     "resume": "resume",
+    "plan": "planned",
+    "generate": "generate",
     "bench-sft": "sft",
     "bench-pretrain": "pretrain",
     "bench-images": "images",
     "bench-texts": "texts",
 }
+CHECKS = ("doctor", "tests", "parity", "stages", "resume")  # nothing in these is timed: cases may run at once
 # what no part goes without; the rest of pyproject's dependencies is named where a case needs it
 CORE = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "ruamel.yaml", "typer", "rich", "numpy")
 CORE += ("psutil", "filelock", "jinja2", "pandas", "pyarrow")
@@ -44,7 +48,7 @@ def main() -> int:
     if options.again:
         for part in wanted:
             (where.folder / f"{part}.json").unlink(missing_ok=True)
-    codes = [run(part, where, until_done=options.part is None) for part in wanted]
+    codes = [run(part, where, options.part is None, options.jobs if part in CHECKS else 1) for part in wanted]
     return max(codes)
 
 
@@ -53,6 +57,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("part", nargs="?", choices=[*PARTS, "report"], help="left out, all parts in order")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a rehearsal in small sizes")
     parser.add_argument("--again", action="store_true", help="forget the results of these parts")
+    parser.add_argument("--jobs", type=int, default=1, help=f"cases at once, of {', '.join(CHECKS)}")
     return parser.parse_args()
 
 
@@ -63,7 +68,7 @@ def dependencies() -> list[str]:
     return [line.partition(">")[0].strip() for line in given]
 
 
-def run(part: str, where: Setting, until_done: bool) -> int:
+def run(part: str, where: Setting, until_done: bool, jobs: int) -> int:
     """Runs a part once, or until nothing is left of it. Returns the exit code: 1 where a case failed or missed."""
     from bench.gpu.cases import BUDGET_SECONDS, NOT_DONE, Record, run_part
 
@@ -72,7 +77,7 @@ def run(part: str, where: Setting, until_done: bool) -> int:
     left = len(cases)
     while left:  # each pass tries at least one case that is left, and none is tried more than twice
         print(f"{part} on {where.device_name}", flush=True)
-        left = run_part(cases, record, where, lambda line: print(line, flush=True), BUDGET_SECONDS)
+        left = run_part(cases, record, where, lambda line: print(line, flush=True), BUDGET_SECONDS, jobs)
         if not until_done:
             break
     if left:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
-from bench.gpu.setting import ROOT, Setting, installed, stamp
+from bench.gpu.setting import ROOT, Setting, installed, slug, stamp
 
 BUDGET_SECONDS = 460.0  # of a part: below eight minutes, with the start of the next process
 MOST_ATTEMPTS = 2
@@ -77,27 +80,33 @@ class Record:
         aside.replace(self.path)
 
 
-def run_part(cases: Sequence[Case], record: Record, setting: Setting, say: Report, budget: float) -> int:
-    """Runs what is left of a part for `budget` seconds. Returns how many cases are left for a next time."""
-    deadline, left = time.monotonic() + budget, 0
-    for case in in_order(cases, record):
+def run_part(cases: Sequence[Case], record: Record, setting: Setting, say: Report, budget: float, jobs: int = 1) -> int:
+    """Runs what is left of a part for `budget` seconds. Returns how many cases are left for a next time.
+
+    jobs: how many cases run at once; more than one only where nothing is timed and no case comes after another.
+    """
+    deadline, keeping = time.monotonic() + budget, Lock()
+
+    def once(case: Case) -> bool:
+        """Returns whether the case is left."""
         before = record.results.get(case.name)
         if before is not None and before.settled:
-            continue
+            return False
         why = obstacle(case, record)
         if why is not None:
             result = Result("skipped", why=why)
         elif deadline - time.monotonic() < case.seconds:
-            left += 1
-            continue
+            return True
         else:
-            result = in_process(
-                case, setting, deadline - time.monotonic(), 1 if before is None else before.attempts + 1
-            )
-        record.keep(case.name, result, setting)
-        left += not (result.settled or result.status == "skipped")
-        say(f"  {case.name}: {result.status} in {result.seconds:.0f} s{f'; {result.why}' if result.why else ''}")
-    return left
+            attempts = 1 if before is None else before.attempts + 1
+            result = in_process(case, setting, deadline - time.monotonic(), attempts)
+        with keeping:
+            record.keep(case.name, result, setting)
+            say(f"  {case.name}: {result.status} in {result.seconds:.0f} s{f'; {result.why}' if result.why else ''}")
+        return not (result.settled or result.status == "skipped")
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return sum(pool.map(once, in_order(cases, record)))
 
 
 def in_order(cases: Sequence[Case], record: Record) -> list[Case]:
@@ -132,14 +141,24 @@ def in_process(case: Case, setting: Setting, limit: float, attempts: int) -> Res
             code = _ended(child, limit)
         seconds = time.monotonic() - begun
         if code is None:
+            _keep_log(log, case, setting)
             return Result("cut off", seconds, why=f"the part's time was over after {seconds:.0f} s", attempts=attempts)
         if code != 0 or not answer.exists():
+            _keep_log(log, case, setting)
             return Result("failed", seconds, why=f"exit code {code}: {_last(log)}", attempts=attempts)
         found = json.loads(answer.read_text())
+        if "missed" in found:
+            _keep_log(log, case, setting)
     if "not_here" in found:
         return Result("skipped", seconds, why=found["not_here"], attempts=attempts)
     missed = found.pop("missed", "")
     return Result("missed" if missed else "done", seconds, found, missed, attempts)
+
+
+def _keep_log(log: Path, case: Case, setting: Setting) -> None:
+    """Copies what a case that is not done has printed to where its folder's end does not reach."""
+    setting.logs.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(log, setting.logs / f"{slug(case.name)}.log")
 
 
 def environment() -> dict[str, str]:

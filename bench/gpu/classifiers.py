@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.setting import Setting
-from bench.gpu.speed import Clock, measured_memory, our_steps, peak_flops, train_ours
+from bench.gpu.speed import Clock, measured_memory, our_memory, our_steps, peak_flops, train_ours
 
 SIDES = {
     "ours, bf16-mixed": {"side": "ours"},
@@ -45,8 +45,9 @@ def run_of(given: dict[str, Any], setting: Setting, workload: dict[str, Any]) ->
 
 def _ours(given: dict[str, Any], setting: Setting, folder: Path, run: dict[str, Any]) -> dict[str, Any]:
     memory = measured_memory(setting.device)
-    seconds, _, losses = our_steps(train_ours(run, folder), given["first"], given["last"])
-    return {"seconds": seconds, "loss": losses[-1], **memory()}
+    output = train_ours(run, folder)
+    seconds, _, losses = our_steps(output, given["first"], given["last"])
+    return {"seconds": seconds, "loss": losses[-1], **(memory() if setting.small else our_memory(output))}
 
 
 def _plain(given: dict[str, Any], setting: Setting, folder: Path, run: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,9 @@ class Curve:
     weights: dict[str, Tensor] = field(default_factory=dict)
 
 
-def train(model: nn.Module, loss: nn.Module, batches: Sequence[Batch], precision: str, device: str) -> Curve:
+def train(
+    model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], batches: Sequence[Batch], precision: str, device: str
+) -> Curve:
     """SGD with momentum and clipping over the batches.
 
     precision: of drivetrain's table. fp32 and tf32 set the switch of matrix products; bf16 and fp16 cast the model;

@@ -44,6 +44,11 @@ class Setting:
         return self.results / "gpu" / self.name
 
     @property
+    def logs(self) -> Path:
+        """What cases printed that were not done."""
+        return self.scratch / "logs" / self.name
+
+    @property
     def page(self) -> Path:
         return self.results / f"gpu-{self.name}.md"
 

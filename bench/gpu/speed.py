@@ -3,6 +3,7 @@ steps."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -87,6 +88,12 @@ def measured_memory(device: str) -> Callable[[], dict[str, int]]:
 
     resident = Resident()
     return lambda: {"peak_bytes": resident.added()}
+
+
+def our_memory(run: Path) -> dict[str, int]:
+    """Of a run on a GPU, from its report: the allocator's own peak begins anew at each point of a curve."""
+    found = json.loads((run / "report.json").read_text())["peak_memory"]
+    return {f"{'peak' if name == 'allocated' else name}_bytes": found[name] for name in ("allocated", "reserved")}
 
 
 def our_steps(run: Path, first: int, last: int) -> tuple[float, float, list[float]]:

@@ -25,7 +25,12 @@ FILES = {
     "tests/test_resume.py": 300,
     "tests/parity/test_curve.py": 400,
 }
-GPU_ONLY = ("tests/test_waits.py", "tests/optim/test_low_bit.py", "tests/memory/test_offload.py")
+GPU_ONLY = (
+    "tests/models/test_packed_attention.py",
+    "tests/test_waits.py",
+    "tests/optim/test_low_bit.py",
+    "tests/memory/test_offload.py",
+)
 SMALL = ("tests/engines/test_on_device.py", "tests/models/test_cross_entropy.py")
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from drivetrain.measure.memory import RecentMemory, TensorPeak, peaks, reset_peaks
+from tests.device import chosen_device
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -22,7 +23,7 @@ MEBIBYTE = 2**20
 
 @pytest.mark.usefixtures("on_device")
 def test_the_peak_of_plain_tensors_is_their_bytes() -> None:
-    with TensorPeak() as peak:
+    with TensorPeak(chosen_device()) as peak:
         one = torch.zeros(1000, 1000)
         two = one + 1
         del one
@@ -33,7 +34,7 @@ def test_the_peak_of_plain_tensors_is_their_bytes() -> None:
 
 @pytest.mark.usefixtures("on_device")
 def test_views_and_in_place_results_count_once() -> None:
-    with TensorPeak() as peak:
+    with TensorPeak(chosen_device()) as peak:
         tensor = torch.zeros(1000, 1000)
         tensor.view(-1)[::2].add_(1)
         tensor.t().mul_(2)
@@ -43,7 +44,7 @@ def test_views_and_in_place_results_count_once() -> None:
 @pytest.mark.usefixtures("on_device")
 def test_tensors_that_were_there_before_count_from_the_start() -> None:
     before = torch.zeros(500_000)
-    with TensorPeak() as peak:
+    with TensorPeak(chosen_device()) as peak:
         peak.track([before])
         assert peak.peak_bytes == 2_000_000
         before + 1
@@ -55,7 +56,7 @@ def test_a_linear_layer_peaks_as_counted_by_hand() -> None:
     batch, width = 256, 512
     layer = nn.Linear(width, width, bias=False)
     inputs = torch.ones(batch, width)
-    with TensorPeak() as peak:
+    with TensorPeak(chosen_device()) as peak:
         peak.track([*layer.parameters(), inputs])
         outputs = layer(inputs)
         outputs.sum().backward()
@@ -88,7 +89,7 @@ def test_a_training_step_peaks_as_the_allocator_says() -> None:
     step()
     theirs = profiled_peak(step)
     held = [*model.parameters(), *(t for s in optimizer.state.values() for t in s.values())]
-    with TensorPeak() as peak:
+    with TensorPeak(chosen_device()) as peak:
         peak.track([*held, inputs])
         start = peak.peak_bytes
         step()
@@ -103,7 +104,7 @@ def test_recompute_lowers_the_measured_peak() -> None:
         model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(8)))
         if recompute:
             apply_recompute(model)
-        with TensorPeak() as peak:
+        with TensorPeak(chosen_device()) as peak:
             peak.track(model.parameters())
             model(torch.zeros(1024, 64)).sum().backward()
         return peak.peak_bytes
@@ -118,7 +119,7 @@ def peak_over_shards() -> tuple[int, int]:
 
     shard = torch.zeros(500, 1000)
     whole = DTensor.from_local(shard, init_device_mesh("cpu", (2,)), [Shard(0)], run_check=False)
-    with TensorPeak() as peak:
+    with TensorPeak(chosen_device()) as peak:
         peak.track([shard])
         before = peak.peak_bytes
         more = whole * 2
@@ -134,7 +135,7 @@ def test_a_sharded_tensor_counts_as_the_shard_that_this_rank_holds(ranks: Callab
 def test_a_quantised_moment_counts_as_its_codes_and_scales_and_what_it_is_made_into() -> None:
     state: Any = pytest.importorskip("torchao.optim.subclass_8bit").OptimState8bit
     moment = state.zeros((1000, 1024))
-    with TensorPeak() as peak:
+    with TensorPeak(chosen_device()) as peak:
         peak.track([moment.codes, moment.scale, moment.qmap])
         held = peak.peak_bytes
         numbers = moment.dequantize()

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from drivetrain.measure.memory import TensorPeak
 from drivetrain.models import cross_entropy
 from drivetrain.models.cross_entropy import cross_entropy_of_each, cross_entropy_sum
+from tests.device import chosen_device
 
 ROWS, TOKENS = 23, 500
 
@@ -98,7 +99,7 @@ def test_a_step_holds_fewer_tensors_of_the_logits_size_than_torchs(dtype: torch.
     hidden, weight = torch.randn(ROWS, 8, dtype=dtype), torch.randn(TOKENS, 8, dtype=dtype, requires_grad=True)
 
     def peak(loss: Callable[[Tensor, Tensor], Tensor]) -> float:
-        with TensorPeak() as memory:
+        with TensorPeak(chosen_device()) as memory:
             torch.autograd.grad(loss(F.linear(hidden, weight), targets), weight)
         return memory.peak_bytes / (ROWS * TOKENS * dtype.itemsize)
 
@@ -110,7 +111,7 @@ def test_a_step_holds_fewer_tensors_of_the_logits_size_than_torchs(dtype: torch.
 def test_losses_of_each_row_are_torchs_some_rows_at_a_time(dtype: torch.dtype) -> None:
     logits, targets = rows(dtype)
     expected = F.cross_entropy(logits.detach().float(), targets, ignore_index=-100, reduction="none")
-    with TensorPeak() as memory:
+    with TensorPeak(chosen_device()) as memory:
         found = cross_entropy_of_each(logits.detach(), targets)
     assert torch.equal(found, expected)
     beside = memory.peak_bytes - logits.nbytes

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -441,3 +441,46 @@ def test_wrapped_models_take_packed_sequences(ranks: Callable[[int], RankPool]) 
     for of_rank in ranks(2).run(wrapped_gradients):
         for own in of_rank:
             assert_same_gradients(own, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kernel", ["varlen", "flex"])
+@pytest.mark.parametrize(("key_heads", "window"), SHAPES)
+def test_on_a_gpu_each_kernel_attends_as_sequence_by_sequence(
+    kernel: str, key_heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs and gradients, as near as 16 bits allow; flex in fp32."""
+    dtype, near = (HALF, 3e-2) if kernel == "varlen" else (FULL, 1e-3)
+    tensors, bounds, module = attended(key_heads)
+    on_gpu = [tensor.to("cuda", dtype).requires_grad_() for tensor in tensors]
+    weights = torch.randn(2, 12, 4, 8)
+    expected = attended_and_gradients(PackedAttention("sdpa"), module, tensors, bounds, window, weights)
+    monkeypatch.setitem(packed_attention.CHOICES, "auto", (kernel,))
+    bounds, weights = on_the_gpu(bounds), weights.to("cuda", dtype)
+    found = attended_and_gradients(PackedAttention("auto"), module, on_gpu, bounds, window, weights)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.float().cpu(), other, atol=near, rtol=near)
+
+
+def attended_and_gradients(
+    attention: PackedAttention,
+    module: nn.Module,
+    tensors: Sequence[Tensor],
+    bounds: Tensor,
+    window: int | None,
+    weights: Tensor,
+) -> list[Tensor]:
+    """Returns the output and the gradients of queries, keys and values."""
+    inputs = [tensor.detach().requires_grad_() for tensor in tensors]
+    output = attention(module, *inputs, bounds, scaling=0.3, sliding_window=window)[0]
+    return [output.detach(), *torch.autograd.grad((output * weights).sum(), inputs)]
+
+
+def on_the_gpu(bounds: Tensor) -> Tensor:
+    """Returns boundaries on the GPU, as `bounds_of` makes them there."""
+    positions = torch.tensor([[*range(5), *range(7)], [*range(2), *range(4), *range(6)]], device="cuda")
+    made = bounds_of(positions)
+    assert made is not None
+    assert torch.equal(made.cpu(), bounds)
+    return made

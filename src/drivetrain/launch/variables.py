@@ -20,13 +20,18 @@ RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}
 # together.
 KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
+# without it cuBLAS may sum in another order in each run, and PyTorch refuses products under deterministic: true
+REPEATABLE_PRODUCTS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
 QUIET_PROFILER = {"KINETO_LOG_LEVEL": "99"}  # torch's profiler writes its stages to stderr
 
 
 def of_the_run(run: RunConfig, device: str) -> dict[str, str]:
-    """Returns the variables that DeepSpeed, Accelerate, Transformers and oneDNN read. device: "cpu" or "cuda"."""
+    """Returns the variables for DeepSpeed, Accelerate, Transformers, oneDNN and cuBLAS. device: "cpu" or "cuda"."""
     wanted = {"DISABLE_SAFETENSORS_CONVERSION": "1"}  # Transformers would ask the hub to convert pickled weights
     wanted |= run.engine.environment(device, usable_cores())
+    if device == "cuda" and run.deterministic:
+        wanted |= REPEATABLE_PRODUCTS
     if device == "cpu" and run.workload.lengths_vary and not KERNELS.keys() & os.environ:
         wanted |= KERNELS
     return wanted

@@ -73,15 +73,16 @@ def _resident_peak() -> int:
 
 
 class TensorPeak(Observer):
-    """Peak bytes of live CPU tensor storages while active, those passed to `track` included.
+    """Peak bytes of live tensor storages of a kind of device while active, those passed to `track` included.
 
     Every storage an operator returns counts from its birth until it is freed, so a peak inside one operator (its
     scratch space) is not seen; nor is it before it is resized to nothing, which is how FSDP frees what it gathered. Too
     slow for every step: meant for one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "cpu") -> None:
         super().__init__()
+        self._kind = kind
         self._live: dict[int, int] = {}  # storage → bytes
         self._one_at_a_time = threading.RLock()  # dp's replicas on a CPU; a storage may be freed within
         self._bytes = 0
@@ -126,10 +127,10 @@ class TensorPeak(Observer):
                 self._see(value)
 
     def _counts(self, storage: torch.UntypedStorage) -> bool:
-        return storage.device.type == "cpu"  # another is a fake tensor's, with which DTensor works out shapes
+        return storage.device.type == self._kind  # another is a fake tensor's, with which DTensor works out shapes
 
     def _see(self, tensor: Tensor) -> None:
-        if tensor.device.type != "cpu" or tensor.is_sparse:
+        if tensor.device.type != self._kind or tensor.is_sparse:
             return
         storage = tensor.untyped_storage()
         if not self._counts(storage):

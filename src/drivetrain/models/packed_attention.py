@@ -195,6 +195,8 @@ def bounds_of_lengths(lengths: Tensor) -> Tensor:
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
+# torch 2.11's kernel takes keys of fewer heads without being told; later ones want to be
+ASKS_FOR_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 # in the order in which they are taken. PyTorch's own comes first: its kernel is flash-attn's, and it is an operator, so
 # that a compiled block stays one graph. FlexAttention breaks it in every layer, and its mask of blocks grows as T x T.
 CHOICES = {"auto": ("varlen", "flash", "flex"), "flash": ("flash", "varlen"), "flex": ("flex",)}
@@ -294,20 +296,21 @@ def _varlen(
     """Runs PyTorch's own kernel, which has no dropout. Not yet run."""
     kernel: Any = varlen.varlen_attn
     starts, longest = _starts(bounds, query.shape[2]), bounds.shape[2]
+    grouped = {"enable_gqa": query.shape[1] != key.shape[1]} if ASKS_FOR_GROUPS else {}
     found: Tensor = kernel(
         *_end_to_end(query, key, value),
         *(starts, starts, longest, longest),
         scale=how.get("scaling"),
         window_size=(-1 if window is None else window - 1, 0 if looks_back else -1),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **grouped,
     )
     return found.unflatten(0, (query.shape[0], query.shape[2]))
 
 
 @functools.cache
 def _has_varlen() -> bool:
-    """Returns whether PyTorch's kernel can do it: its first releases had neither windows nor grouped heads."""
-    return {"window_size", "enable_gqa", "scale"} <= inspect.signature(varlen.varlen_attn).parameters.keys()
+    """Returns whether PyTorch's kernel can do it: its first releases had no windows."""
+    return {"window_size", "scale"} <= inspect.signature(varlen.varlen_attn).parameters.keys()
 
 
 def _flex(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, how: dict[str, Any]) -> Tensor:

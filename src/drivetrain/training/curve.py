@@ -3,6 +3,8 @@ one exchange and one transfer, checks each and reports the newest."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from drivetrain.config.run import RunConfig
@@ -72,9 +74,13 @@ class Curve:
         self._newest = pending[-1]
         return losses[-1], norms[-1]
 
-    def flush(self) -> None:
-        """Reads the pending numbers and reports the newest step, unless it was left out of the training."""
+    def flush(self, elapsed: Callable[[], float]) -> None:
+        """Reads the pending numbers and reports the newest step, unless it was left out of the training.
+
+        elapsed: returns the seconds of the run. It is asked once the numbers are there, which waits for the device.
+        """
         numbers = self.read()
+        self._progress.elapsed_seconds = elapsed()
         if numbers is None or self._watch.refused(self._newest.step):
             return
         newest, progress, around = self._newest, self._progress, self._around

@@ -76,7 +76,7 @@ def train(
         progress.elapsed_seconds = before + time.perf_counter() - start
         due = _due(run, progress, total_steps, steps_per_epoch, around)
         if due.any or progress.step % run.tracking.log_every == 0:
-            curve.flush()
+            curve.flush(lambda: before + time.perf_counter() - start)
         elif watch.refused(progress.step):
             curve.read()
         if due.evaluation:

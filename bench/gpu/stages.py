@@ -1,0 +1,199 @@
+"""The part `stages`: every way that a language model learns, on the device and on the CPU.
+
+A tiny Llama trains a few steps by every stage and through paths that a GPU takes otherwise than a CPU: packed rows,
+compiled code, recomputed and offloaded activations, adapters, bases in few bits. In fp32 the losses of both devices
+agree; where products are in fewer bits, or answers are drawn, they are finite.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.cases import Case
+from bench.gpu.language import folder_of, make_model
+from bench.gpu.setting import Setting
+
+STEPS, BATCH, LENGTH = 4, 4, 128
+CLOSE = 1e-3  # of a loss, relative, between devices in fp32: their sums are in another order
+LORA = {"adapter": {"method": "lora", "rank": 4}}
+PREFER = {"preference": {"loss": "sigmoid", "beta": 0.1}}
+REWARDED = {
+    "reinforcement": {
+        "rewards": [{"use": "length", "options": {"most": 24, "over": 16}}],
+        "answers": 4,
+        "max_new_tokens": 24,
+    }
+}
+# name → (stage, settings of the run, settings of the workload, packages, whether fp32 losses are compared)
+WAYS: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...], bool]] = {
+    "pretrain": ("pretrain", {}, {}, (), True),
+    "sft, packed": ("sft", {}, {}, (), True),
+    "sft, packed, bf16-mixed": ("sft", {"precision": "bf16-mixed"}, {}, (), False),
+    "sft, packed, compiled": ("sft", {"compile": True}, {}, (), True),
+    "sft, packed, compiled, bf16-mixed": ("sft", {"compile": True, "precision": "bf16-mixed"}, {}, (), False),
+    "sft, padded": ("sft", {}, {"data": {"packing": False}}, (), True),
+    "sft, recomputed": ("sft", {"recompute": True}, {}, (), True),
+    "sft, offloaded activations": ("sft", {"offload_activations": True}, {}, (), True),
+    "sft, fused_loss off": ("sft", {}, {"model": {"fused_loss": False}}, (), True),
+    "sft, fp16-mixed": ("sft", {"precision": "fp16-mixed"}, {}, (), False),
+    "sft, fp8-mixed": ("sft", {"precision": "fp8-mixed"}, {}, ("torchao",), False),
+    "sft, LoRA": ("sft", LORA, {}, ("peft",), True),
+    "sft, QLoRA nf4": (
+        "sft",
+        {**LORA, "quantised_base": {"format": "nf4"}, "precision": "bf16-mixed"},
+        {},
+        ("peft", "bitsandbytes"),
+        False,
+    ),
+    "sft, LoRA on int8": (
+        "sft",
+        {**LORA, "quantised_base": {"format": "int8"}, "precision": "bf16-mixed"},
+        {},
+        ("peft", "bitsandbytes"),
+        False,
+    ),
+    "sft, 8-bit optimizer of bitsandbytes": (
+        "sft",
+        {"optimizer": {"name": "bnb-adamw8bit", "lr": 1e-4}},
+        {},
+        ("bitsandbytes",),
+        False,
+    ),
+    "sft, 8-bit optimizer of torchao": (
+        "sft",
+        {"optimizer": {"name": "adamw8bit", "lr": 1e-4}},
+        {},
+        ("torchao",),
+        False,
+    ),
+    "sft, fsdp": ("sft", {"engine": "fsdp", "processes": 1}, {}, (), True),
+    "sft, fsdp, bf16-mixed, recomputed": (
+        "sft",
+        {"engine": "fsdp", "processes": 1, "precision": "bf16-mixed", "recompute": True},
+        {},
+        (),
+        False,
+    ),
+    "sft, zero2": ("sft", {"engine": "zero2", "processes": 1}, {}, ("deepspeed",), True),
+    "sft, zero3, bf16-mixed": (
+        "sft",
+        {"engine": "zero3", "processes": 1, "precision": "bf16-mixed"},
+        {},
+        ("deepspeed",),
+        False,
+    ),
+    "sft, accelerate-ddp": ("sft", {"engine": "accelerate-ddp", "processes": 1}, {}, ("accelerate",), True),
+    "sft, mesh of one": ("sft", {"engine": {"name": "mesh", "tp": 1}, "processes": 1}, {}, (), True),
+    "dpo": ("dpo", {}, PREFER, (), True),
+    "kto": ("kto", {}, {}, (), True),
+    "reward": ("reward", {}, {}, (), True),
+    "grpo": ("grpo", {}, REWARDED, (), False),
+    "ppo": ("ppo", {}, REWARDED, (), False),
+}
+
+
+def cases(setting: Setting) -> list[Case]:
+    names = ("sft, packed", "sft, LoRA", "dpo", "grpo") if setting.small else WAYS
+    return [Case(name, "stages:trained", {"name": name}, WAYS[name][3], seconds=90) for name in names]
+
+
+def trained(given: dict[str, Any], setting: Setting, folder: Path) -> dict[str, Any]:
+    """Losses on the device, and how far those of the CPU are from them."""
+    own = _own(setting, folder)
+    make_model({"size": "tiny", "length": LENGTH}, own, folder)
+    _, settings, _, _, compares = WAYS[given["name"]]
+    losses = _losses(given["name"], own, setting.device, folder)
+    if len(losses) < STEPS or not all(map(math.isfinite, losses)):
+        return {"losses": losses, "missed": f"the losses are {losses}"}
+    if not compares or setting.small:
+        return {"losses": losses}
+    assert "precision" not in settings, "compared in fp32"
+    expected = _losses(given["name"], own, "cpu", folder)
+    difference = max(abs(one - other) / abs(other) for one, other in zip(losses, expected, strict=True))
+    found = {"losses": losses, "difference": difference}
+    return (
+        found if difference <= CLOSE else {**found, "missed": f"the losses differ by {difference:.1e} from the CPU's"}
+    )
+
+
+def _own(setting: Setting, folder: Path) -> Setting:
+    """A place of the case's own for the model: cases run at once."""
+    return Setting(setting.device, setting.device_name, setting.results, folder)
+
+
+def run_of(name: str, setting: Setting, device: str, folder: Path) -> dict[str, Any]:
+    """The run file of a way."""
+    stage, settings, workload, _, _ = WAYS[name]
+    rows = folder / f"{stage}.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in _rows(stage)))
+    source: dict[str, Any] = {"path": str(rows)} if stage == "pretrain" else {"path": str(rows), **_FORMS[_form(stage)]}
+    data = {"train": [source], "evaluation_fraction": 0, "length": LENGTH, "cache": str(folder / "cache")}
+    return {
+        "workload": {
+            "type": "language_model",
+            "stage": stage,
+            **workload,
+            "model": {"path": str(folder_of(setting, "tiny")), **workload.get("model", {})},
+            "data": {**data, **workload.get("data", {})},
+        },
+        "device": device,
+        "seed": 1,
+        "batch_size": BATCH,
+        "loop": {"steps": STEPS, "max_grad_norm": 1.0},
+        "optimizer": {"name": "adamw", "lr": 1e-4},
+        "tracking": {"log_every": 1},
+        **settings,
+    }
+
+
+def _losses(name: str, setting: Setting, device: str, folder: Path) -> list[float]:
+    from run_files import write_run
+
+    from drivetrain.launch.job import Job
+    from drivetrain.launch.prepare import checked
+    from drivetrain.launch.start import start
+    from drivetrain.tracking.jsonl import read_events
+
+    output = folder / f"run-{device}"
+    run = {**run_of(name, setting, device, folder), "output": str(output)}
+    ready = checked(write_run(folder / f"{device}.yaml", run))
+    assert start(Job(verb="train", run=ready.run, notices=ready.notices, quiet=True)).code == 0
+    return [each["loss"] for each in read_events(output / "events.jsonl") if each["event"] == "step"]
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+_FORMS: dict[str, dict[str, Any]] = {
+    "rows": {"formatting": "alpaca", "columns": {"prompt": "prompt", "response": "response"}},
+    "pairs": {
+        "formatting": "alpaca",
+        "columns": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
+    },
+    "labelled": {
+        "formatting": "alpaca",
+        "columns": {"prompt": "prompt", "response": "response", "kto_tag": "good"},
+    },
+}
+
+
+def _form(stage: str) -> str:
+    return {"dpo": "pairs", "reward": "pairs", "kto": "labelled"}.get(stage, "rows")
+
+
+def _rows(stage: str) -> list[dict[str, Any]]:
+    from sft_data import conversations
+
+    made = conversations([], 2 * BATCH * STEPS, 1)
+    if stage == "pretrain":
+        return [{"text": f"{row['prompt']} {row['response']}"} for row in made * 8]
+    if _form(stage) == "pairs":
+        pairs = zip(made, reversed(made), strict=True)
+        return [
+            {"prompt": row["prompt"], "chosen": row["response"], "rejected": other["response"]} for row, other in pairs
+        ]
+    if _form(stage) == "labelled":
+        return [{**row, "good": number % 2 == 0} for number, row in enumerate(made)]
+    return [dict(row) for row in made]
