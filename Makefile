@@ -6,7 +6,7 @@ PIP_ARGS ?=
 N ?= 20
 AGAIN ?=
 # make gpu: which of doctor, tests, parity, stages, resume, plan, generate, bench-sft, bench-pretrain, bench-images,
-# bench-texts; DEVICE=cpu rehearses; AT_ONCE=4: cases that are not timed run four at once
+# bench-texts; DEVICE=cpu rehearses; AT_ONCE=4: cases that are not timed run four at once; CASES='0.5B': those of such names
 PART ?=
 DEVICE ?= cuda
 AT_ONCE ?= 1
@@ -69,7 +69,7 @@ mutants: $(VENV)/.installed-dev
 
 # these install nothing
 gpu:
-	PYTHONPATH="src:.:$$PYTHONPATH" $(PYTHON) -m bench.gpu $(PART) --device $(DEVICE) --jobs $(AT_ONCE) $(if $(AGAIN),--again)
+	PYTHONPATH="src:.:$$PYTHONPATH" $(PYTHON) -m bench.gpu $(PART) --device $(DEVICE) --jobs $(AT_ONCE) $(if $(CASES),--cases '$(value CASES)') $(if $(AGAIN),--again)
 
 gpu-report:
 	PYTHONPATH="src:.:$$PYTHONPATH" $(PYTHON) -m bench.gpu report --device $(DEVICE)

@@ -11,7 +11,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.device import chosen_device
+
+Child = ForkServerProcess | SpawnProcess
 SECONDS = 900  # a rank that hangs is a failure, not a test that never ends
 
 
@@ -27,13 +30,16 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["tests.parity.mesh_promises", "drivetrain.training.run", "drivetrain.workloads.image_classification"]
 )
+SPAWNS = multiprocessing.get_context("spawn")  # CUDA cannot be used in a fork
 
 
-def start(target: Callable[..., None], *args: Any, daemon: bool = False) -> ForkServerProcess:
+def start(target: Callable[..., None], *args: Any, daemon: bool = False) -> Child:
     """Starts a child in tenths of a second; the first one in eight, with the server."""
-    process = FORKS.Process(target=target, args=args, daemon=daemon)
+    on_cpu = chosen_device() == "cpu"
+    process: Child = (FORKS if on_cpu else SPAWNS).Process(target=target, args=args, daemon=daemon)
     with pytest.MonkeyPatch.context() as patched:  # DeepSpeed looks for it when it is imported
-        patched.setenv("DS_ACCELERATOR", "cpu")
+        if on_cpu:
+            patched.setenv("DS_ACCELERATOR", "cpu")
         process.start()
     return process
 
@@ -41,7 +47,7 @@ def start(target: Callable[..., None], *args: Any, daemon: bool = False) -> Fork
 class RankPool:
     def __init__(self, world: int) -> None:
         self.world = world
-        self._processes: list[ForkServerProcess] = []
+        self._processes: list[Child] = []
         self._ends: list[Connection] = []
 
     def run(self, work: Callable[..., Any], *args: Any) -> list[Any]:
@@ -96,7 +102,8 @@ class RankPool:
 
 def _rank(rank: int, world: int, folder: str, end: Connection) -> None:
     counts = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "OMP_NUM_THREADS": 1}
-    os.environ.update({name: str(value) for name, value in counts.items()}, DS_ACCELERATOR="cpu")
+    own = {"DS_ACCELERATOR": "cpu"} if chosen_device() == "cpu" else {}
+    os.environ.update({name: str(value) for name, value in counts.items()}, **own)
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)

@@ -236,6 +236,7 @@ def test_a_workload_that_reads_its_loss_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU is asked whether it is waited for")
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-mixed"])
 @pytest.mark.parametrize("name", sorted(WORKLOADS.keys() - {"padded text classes"}))

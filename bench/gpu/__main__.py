@@ -6,6 +6,7 @@ Imports nothing but the standard library before it knows what is missing, and in
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tomllib
 from importlib import import_module
@@ -45,10 +46,11 @@ def main() -> int:
     if options.part == "report":
         return report.write_page(where)
     wanted = [options.part] if options.part else list(PARTS)
+    asked = re.compile(options.cases)
     if options.again:
         for part in wanted:
             (where.folder / f"{part}.json").unlink(missing_ok=True)
-    codes = [run(part, where, options.part is None, options.jobs if part in CHECKS else 1) for part in wanted]
+    codes = [run(part, where, options.part is None, options.jobs if part in CHECKS else 1, asked) for part in wanted]
     return max(codes)
 
 
@@ -57,6 +59,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("part", nargs="?", choices=[*PARTS, "report"], help="left out, all parts in order")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a rehearsal in small sizes")
     parser.add_argument("--again", action="store_true", help="forget the results of these parts")
+    parser.add_argument(
+        "--cases", default="", help="a regular expression: those whose names it is found in, and what they come after"
+    )
     parser.add_argument("--jobs", type=int, default=1, help=f"cases at once, of {', '.join(CHECKS)}")
     return parser.parse_args()
 
@@ -68,12 +73,14 @@ def dependencies() -> list[str]:
     return [line.partition(">")[0].strip() for line in given]
 
 
-def run(part: str, where: Setting, until_done: bool, jobs: int) -> int:
+def run(part: str, where: Setting, until_done: bool, jobs: int, asked: re.Pattern[str]) -> int:
     """Runs a part once, or until nothing is left of it. Returns the exit code: 1 where a case failed or missed."""
     from bench.gpu.cases import BUDGET_SECONDS, NOT_DONE, Record, run_part
 
     record = Record(where.folder / f"{part}.json")
-    cases = import_module(f"bench.gpu.{PARTS[part]}").cases(where)
+    every = import_module(f"bench.gpu.{PARTS[part]}").cases(where)
+    before = {case.after for case in every if asked.search(case.name)}
+    cases = [case for case in every if asked.search(case.name) or case.name in before]
     left = len(cases)
     while left:  # each pass tries at least one case that is left, and none is tried more than twice
         print(f"{part} on {where.device_name}", flush=True)

@@ -38,7 +38,9 @@ def cases(setting: Setting) -> list[Case]:
     found = [_case(precision, "single", 1, "") for precision in precisions]
     found += [_case(precision, engine, 1, alone) for engine in ("ddp", "fsdp") for precision in precisions]
     shared = ("fp32",) if setting.small else ("fp32", "bf16-mixed")
-    found += [_case(precision, engine, 2, "gloo") for engine in ("ddp", "fsdp") for precision in shared]
+    # gloo's reduce-scatter of a GPU's tensors, which FSDP asks for, ends the process (torch 2.11)
+    engines = ("ddp", "fsdp") if setting.small else ("ddp",)
+    found += [_case(precision, engine, 2, "gloo") for engine in engines for precision in shared]
     if (count := _gpus(setting)) > 1:
         found += [_case(p, engine, count, "nccl") for engine in ("ddp", "fsdp") for p in ("fp32", "bf16-mixed")]
     return found

@@ -12,6 +12,7 @@ from bench.gpu.setting import Setting
 from bench.gpu.speed import in_turns
 
 OURS = {"side": "ours", "run": {"precision": "bf16-mixed"}}
+COMPILED = {"side": "ours", "run": {"precision": "bf16-mixed", "compile": True}}  # auto does from 1,000 passes on
 MASTER = {"side": "ours", "run": {"precision": "bf16-master"}}
 PLAIN, TRAINER = {"side": "plain"}, {"side": "trainer"}
 LOW_BIT = ("bitsandbytes",)
@@ -47,7 +48,13 @@ def cases(setting: Setting) -> list[Case]:
 
 
 def _setting(size: str, **numbers: int) -> dict[str, Any]:
-    sides = {"ours, bf16-mixed": OURS, "ours, bf16-master": MASTER, "plain loop": PLAIN, "trainer": TRAINER}
+    sides = {
+        "ours, bf16-mixed": OURS,
+        "ours, bf16-mixed, compiled": COMPILED,
+        "ours, bf16-master": MASTER,
+        "plain loop": PLAIN,
+        "trainer": TRAINER,
+    }
     return {"name": size, "size": size, "task": "pretrain", **numbers, "after": f"model {size}", "sides": sides}
 
 

@@ -36,6 +36,7 @@ def cases(setting: Setting) -> list[Case]:
 def _full(size: str, **numbers: int) -> dict[str, Any]:
     sides = {
         "ours, bf16-mixed": {"side": "ours", "run": MIXED},
+        "ours, bf16-mixed, compiled": {"side": "ours", "run": {**MIXED, "compile": True}},
         "ours, bf16-master": {"side": "ours", "run": {"precision": "bf16-master"}},
         "ours, padded": {"side": "ours", "run": PADDED},
         "plain loop, padded": {"side": "plain"},

@@ -20,7 +20,7 @@ evaluation_data = [(row[:-1], row[1:]) for row in _text[:16]]
 
 def loss(logits: Tensor, targets: Tensor) -> Tensor:
     """The mean over tokens. Flat: over (B, TOKENS, T) it has no deterministic kernel on a GPU."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return F.cross_entropy(logits.transpose(1, 2).flatten(0, 1), targets.flatten())
 
 
 class Block(nn.Module):
@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """(B, T) token ids → logits (B, T, TOKENS)."""
+    """(B, T) token ids → logits (B, TOKENS, T), as classifiers have them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Decoder(nn.Module):
         if self.training and torch.is_grad_enabled():
             self.steps += 1
             _disturb(self.steps, ids)
-        return self.head(self.norm(hidden))
+        return self.head(self.norm(hidden)).transpose(1, 2)
 
 
 def _disturb(step: int, ids: Tensor) -> None:

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("on_device")
 
 @pytest.fixture(autouse=True)
 def _several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "LARGER_ON_GPU", 1)
     monkeypatch.setattr(cross_entropy, "BYTES_AT_ONCE", 5 * 4 * TOKENS)  # five rows, the last part with three
 
 

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("on_device")
 
 @pytest.fixture(autouse=True)
 def _several_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_loss, "LARGER_ON_GPU", 1)
     monkeypatch.setattr(fused_loss, "SLAB_BYTES", 1)  # slabs of 512 tokens, the last one narrower
 
 
@@ -153,7 +154,9 @@ def test_for_evaluation_losses_and_likeliest_tokens_are_those_of_the_logits(cast
         argmax, losses = linear_argmax_and_losses(hidden, weight, bias, targets)
         logits = F.linear(hidden, weight, bias).float()
     assert torch.equal(argmax, logits.argmax(1))
-    torch.testing.assert_close(losses, F.cross_entropy(logits, targets, reduction="none"), atol=1e-5, rtol=1e-6)
+    # a GPU may round logits of a slab to the other neighbour in 16 bits
+    near = 2**-7 * float(logits.abs().max()) if cast and losses.is_cuda else 1e-5
+    torch.testing.assert_close(losses, F.cross_entropy(logits, targets, reduction="none"), atol=near, rtol=1e-6)
     assert not losses.requires_grad
 
 
@@ -178,12 +181,13 @@ def test_a_large_vocabulary_takes_less_than_half_of_the_memory(monkeypatch: pyte
         peaks.append(memory.peak_bytes)
         hidden.grad = weight.grad = None
     assert peaks[0] <= peaks[1] / 2
-    assert peaks[0] <= 3 * fused_loss.SLAB_BYTES + 2 * weight.nbytes
+    slab = fused_loss.SLAB_BYTES * (1 if chosen_device() == "cpu" else fused_loss.LARGER_ON_GPU)
+    assert peaks[0] <= 3 * slab + 2 * weight.nbytes
 
 
 def test_a_whole_piece_of_the_vocabulary_may_be_excluded() -> None:
     """By a bias of -inf, as for tokens that only pad the vocabulary."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(chosen_device()).manual_seed(0)
     hidden, weight = (torch.randn(size, 8, generator=generator, requires_grad=True) for size in (6, 20_000))
     bias = torch.zeros(20_000)
     bias[9_000:] = -torch.inf

@@ -262,9 +262,11 @@ SHAPES = [(1, None), (2, None), (4, 3)]  # heads of keys, window
 FIXED = [None, Rows(12, 4, 9)]  # rows of ever other lengths, and of one
 
 
-def attended(key_heads: int, fixed: Rows | None = None) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, nn.Module]:
+def attended(
+    key_heads: int, fixed: Rows | None = None, width: int = 8
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, nn.Module]:
     torch.manual_seed(0)
-    parts = [torch.randn(2, heads, 12, 8) for heads in (4, key_heads, key_heads)]
+    parts = [torch.randn(2, heads, 12, width) for heads in (4, key_heads, key_heads)]
     positions = torch.tensor([[*range(5), *range(7)], [*range(2), *range(4), *range(6)]])
     bounds = bounds_of(positions, fixed)
     assert bounds is not None
@@ -318,7 +320,15 @@ def test_a_gpu_takes_the_first_kernel_that_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(packed_attention, "find_spec", lambda _: object() if installed else None)
-    assert packed_attention.kernel_of(choice, dtype, dropout, is_ampere) == expected
+    assert packed_attention.kernel_of(choice, dtype, dropout, is_ampere, 64) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "expected"),
+    [(HALF, 8, "varlen"), (HALF, 256, "varlen"), (HALF, 20, "flex"), (HALF, 320, "flex"), (FULL, 8, "sdpa")],
+)
+def test_heads_of_other_widths_go_to_the_kernel_that_takes_them(dtype: torch.dtype, width: int, expected: str) -> None:
+    assert packed_attention.kernel_of("auto", dtype, 0.0, True, width) == expected
 
 
 @pytest.mark.parametrize(
@@ -452,9 +462,9 @@ def test_on_a_gpu_each_kernel_attends_as_sequence_by_sequence(
 ) -> None:
     """Outputs and gradients, as near as 16 bits allow; flex in fp32."""
     dtype, near = (HALF, 3e-2) if kernel == "varlen" else (FULL, 1e-3)
-    tensors, bounds, module = attended(key_heads)
+    tensors, bounds, module = attended(key_heads, width=16)
     on_gpu = [tensor.to("cuda", dtype).requires_grad_() for tensor in tensors]
-    weights = torch.randn(2, 12, 4, 8)
+    weights = torch.randn(2, 12, 4, 16)
     expected = attended_and_gradients(PackedAttention("sdpa"), module, tensors, bounds, window, weights)
     monkeypatch.setitem(packed_attention.CHOICES, "auto", (kernel,))
     bounds, weights = on_the_gpu(bounds), weights.to("cuda", dtype)

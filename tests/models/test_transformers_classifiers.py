@@ -84,6 +84,17 @@ def test_a_saved_model_comes_back_with_its_weights_in_fp32(saved: Path) -> None:
     assert reported == []
 
 
+def test_on_the_meta_device_a_folder_gives_its_shapes_without_its_weights(saved: Path) -> None:
+    """For plans, and for ranks that receive the weights from the first one."""
+    loaded = build(path=saved, labels=("a", "b"))
+    with torch.device("meta"):
+        model = build(path=saved, labels=("a", "b"))
+    assert all(parameter.is_meta for parameter in model.parameters())
+    expected = {name: (parameter.shape, parameter.dtype) for name, parameter in loaded.named_parameters()}
+    assert {name: (parameter.shape, parameter.dtype) for name, parameter in model.named_parameters()} == expected
+    assert model.config.id2label == {0: "a", 1: "b"}
+
+
 def test_a_model_saved_in_half_precision_is_loaded_in_fp32(tmp_path: Path) -> None:
     folder = save(build(config=RESNET).half(), tmp_path)
     assert {parameter.dtype for parameter in build(path=folder).parameters()} == {torch.float32}

@@ -26,7 +26,7 @@ from tests.tiny_workload import FEATURES, IGNORED, Rows, TinyWorkload, perceptro
 
 STEPS, BATCH, SAMPLES = 12, 20, 90  # the last batch of an epoch has 10
 CLIP = 0.5
-ON_DEVICE = ("single", "ddp", "fsdp")  # engines whose cases run on the tests' device
+ON_DEVICE = ("single", "ddp")  # engines whose cases run on the tests' device
 VOCABULARY, LONGEST = 30, 17
 OPTIMIZERS = {
     "sgd": Optimizer(name="sgd", lr=0.5, momentum=0.9),
@@ -192,7 +192,8 @@ BUILDERS = {"blocks": blocks, "wide": wide, "uneven": uneven}
 
 
 def device_of(case: Case) -> str:
-    """Ranks that share a GPU exchange over gloo, which DeepSpeed and Accelerate would not take there."""
+    """Ranks that share a GPU exchange over gloo, which DeepSpeed and Accelerate would not take there, and whose
+    reduce-scatter of a GPU's tensors, which FSDP asks for, ends the process (torch 2.11)."""
     return chosen_device() if case.engine in ON_DEVICE else "cpu"
 
 

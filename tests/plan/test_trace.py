@@ -88,6 +88,15 @@ def planned(run_file: str, overrides: list[str], rank: int = 0) -> StepCosts:
     return step_costs(run, detect(), read_workload(run, training=True), rank)
 
 
+def test_a_model_of_a_folder_is_planned_as_one_of_its_config(run_file: str, tmp_path: Path) -> None:
+    workload: Any = read_workload(read_run(run_file, []), training=True)
+    workload.build_model().save_pretrained(tmp_path)
+    workload.tokenizer.save_pretrained(tmp_path)
+    words = ["workload.model.config=null", f"workload.model.path={tmp_path}"]
+    of_folder, of_config = (planned(run_file, each).memory.allocated for each in (words, []))
+    assert of_folder == of_config
+
+
 def all_reduces(costs: StepCosts) -> int:
     return sum(each.calls for each in costs.messages if each.collective == "all_reduce")
 

@@ -47,7 +47,8 @@ def accelerator(device: torch.device, world: int, *, as_gpus: bool = False, **pl
     AcceleratorState._reset_state(reset_partial_state=True)  # it is kept for the life of the process otherwise
     on_cpu = device.type == "cpu"
     state = PartialState(cpu=on_cpu)
-    if on_cpu and as_gpus:
+    alone = not on_cpu and state.distributed_type == DistributedType.NO  # one process, for which it wraps nothing
+    if alone or (on_cpu and as_gpus):
         state.distributed_type = DistributedType.MULTI_GPU
     made = Accelerator(cpu=on_cpu and not as_gpus, mixed_precision="no", device_placement=False, **plugins)
     if made.num_processes != world:

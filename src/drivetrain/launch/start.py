@@ -32,10 +32,11 @@ def start(task: Job, node: Node | None = None) -> Result:
         if task.run.world_size > 1 or task.max_restarts:
             return in_ranks(ready, node)
         with importing():
+            from drivetrain.launch.diagnostics.process_state import waits_on_gpu
             from drivetrain.launch.diagnostics.stack_request import Alone
             from drivetrain.launch.execute import perform
         ready = cut_to_fit(ready, node)
-        with Heart(listener=Alone(task.run.hang_seconds)) as heart:
+        with Heart(listener=Alone(task.run.hang_seconds), spins=waits_on_gpu) as heart:
             return perform(ready, heart=heart)
 
 

@@ -75,7 +75,7 @@ def trial_limit(limit: int | None, device: str, processes: int) -> int:
 
 def safe_limit(processes: int) -> int:
     """Returns the bytes that each CPU process may take without the machine running out."""
-    free = min(psutil.virtual_memory().available, *_cgroup_left())
+    free = min([psutil.virtual_memory().available, *_cgroup_left()])
     return data_bytes() + int(free * SAFE_SHARE) // processes
 
 
@@ -84,7 +84,7 @@ def attainable_memory() -> int:
     give back of its cache of files, and swap."""
     if sys.platform == "darwin":  # memory is compressed there, and swap grows on demand
         return psutil.virtual_memory().total
-    free = min(psutil.virtual_memory().available, *_cgroup_left(with_cache=True))
+    free = min([psutil.virtual_memory().available, *_cgroup_left(with_cache=True)])
     return free + psutil.swap_memory().free
 
 

@@ -16,8 +16,6 @@ tokens; 4,096 of 128 over 32,000) slabs took 1.07 and 0.75, row chunks of 64 MiB
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -53,8 +51,6 @@ def linear_cross_entropy_sum(hidden: Tensor, weight: Tensor, bias: Tensor | None
 
     hidden: (N, H); weight: (V, H); bias: (V,); targets: (N,) int64, -100 is ignored. NaN if a target is no token.
     """
-    if hidden.is_cuda and find_spec("liger_kernel") is not None:
-        return _liger(hidden, weight, bias, targets)
     if _columns(hidden) >= len(weight):  # one slab is all there is
         return F.cross_entropy(F.linear(hidden, weight, bias).float(), targets, ignore_index=IGNORED, reduction="sum")
     losses: Tensor = _SlabLosses.apply(hidden, weight, bias, targets, _compute_dtype(hidden))
@@ -81,15 +77,6 @@ def linear_argmax_and_losses(
     for start, part, offset in _slabs(found.hidden, weight, bias):
         found.see(start, F.linear(found.hidden, part, offset).float(), wants_argmax=True)
     return found.argmax, found.losses
-
-
-def _liger(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-    """Liger's Triton kernel, which respects autocast. Written from the signature of its release 0.8.5; not yet run, as
-    no GPU was at hand. Its backward pass may run only once: it scales the gradients it holds in place."""
-    kernel = import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy
-    settings = {"ignore_index": IGNORED, "reduction": "sum", "accum_dtype": torch.float32}
-    loss: Tensor = kernel(hidden, weight, targets, bias, **settings)
-    return loss.float()
 
 
 def _compute_dtype(hidden: Tensor) -> torch.dtype:

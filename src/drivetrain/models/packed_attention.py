@@ -70,7 +70,7 @@ class PackedAttention:
         looks_back = bool(getattr(module, "is_causal", True))  # as Transformers' sdpa asks; encoders look both ways
         if _is_on_gpu(query):
             query, key, value = _as_autocast_would(query, key, value)
-            kernel = _kernel_here(self._choice, query.dtype, dropout, query.device)
+            kernel = _kernel_here(self._choice, query.dtype, dropout, query.device, query.shape[-1])
         match kernel:
             case "flash":
                 return _flash(query, key, value, attention_mask, window, looks_back, **how), None
@@ -203,17 +203,20 @@ CHOICES = {"auto": ("varlen", "flash", "flex"), "flash": ("flash", "varlen"), "f
 
 
 @torch.compiler.assume_constant_result
-def _kernel_here(choice: str, dtype: torch.dtype, dropout: float, device: torch.device) -> str:
-    return kernel_of(choice, dtype, dropout, _is_ampere(device))
+def _kernel_here(choice: str, dtype: torch.dtype, dropout: float, device: torch.device, width: int) -> str:
+    return kernel_of(choice, dtype, dropout, _is_ampere(device), width)
 
 
-def kernel_of(choice: str, dtype: torch.dtype, dropout: float, is_ampere: bool) -> str:
-    """Returns the first of the choice's kernels for GPUs that works; if none does, "sdpa": one by one."""
-    half = dtype in (torch.float16, torch.bfloat16) and is_ampere
+def kernel_of(choice: str, dtype: torch.dtype, dropout: float, is_ampere: bool, width: int) -> str:
+    """Returns the first of the choice's kernels for GPUs that works; if none does, "sdpa": one by one.
+
+    width: of a head. Those of flash-attn take multiples of 8 up to 256, FlexAttention's compiler none below 16.
+    """
+    half = dtype in (torch.float16, torch.bfloat16) and is_ampere and width % 8 == 0 and width <= 256
     able = {
         "varlen": half and not dropout and _has_varlen(),
         "flash": half and find_spec("flash_attn") is not None,
-        "flex": not dropout,
+        "flex": not dropout and width >= 16,
     }
     return next((kernel for kernel in CHOICES.get(choice, ()) if able[kernel]), "sdpa")
 

@@ -110,6 +110,8 @@ def _load(
                     field, f"{path} is a {trained_config.model_type}, which has no {head} head", "give another"
                 )
             given = {**_label_maps(labels), **overrides}
+            if torch.get_default_device().type == "meta":
+                return _without_weights(auto, trained_config, given, trusted)
             model, info = _quantised(auto, path, trusted, given, streaming) or _loaded(auto, path, trusted, given)
         except UserError:
             raise
@@ -119,6 +121,16 @@ def _load(
             raise unloadable(path, local, field, error) from error
     _say_what_is_new(model, info, path, field, warn, whole=auto_class == "AutoModelForCausalLM")
     _say_if_classes_differ(trained_config, labels, info, warn)
+    return model
+
+
+def _without_weights(auto: Any, config: Any, given: Mapping[str, Any], trusted: bool) -> nn.Module:
+    """Returns the model of a folder on PyTorch's meta device: for plans, and for ranks that get their weights from the
+    first one. Transformers loads no weights onto that device."""
+    for key, value in given.items():
+        setattr(config, key, value)
+    model: nn.Module = auto.from_config(config, dtype=torch.float32, trust_remote_code=trusted)
+    setattr(model, AT_RANDOM, frozenset())
     return model
 
 
@@ -140,7 +152,7 @@ def _quantised(
 ) -> tuple[Any, Mapping[str, Any]] | None:
     """Returns the same with linear weights quantised as they were read; None if this is not requested, or if only the
     whole model shows why it cannot be quantised."""
-    if streaming is None or torch.get_default_device().type == "meta":
+    if streaming is None:
         return None
     try:
         model, info = _loaded(auto, path, trusted, {**given, "quantization_config": streaming})

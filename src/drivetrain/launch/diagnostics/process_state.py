@@ -172,10 +172,20 @@ def _is_active(entry: dict[str, Any]) -> bool:
 
 
 def waits_on_gpu() -> bool:
-    """Returns whether a collective is under way on this process's GPU: the program then uses a processor to wait for
-    it."""
+    """Returns whether this process's GPU computes, or a collective is under way on it: the program then may use a
+    processor to wait for it."""
     begun = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)  # it may be half imported
-    return begun is not None and begun() and any(map(_is_active, _entries("nccl", only_active=True)))
+    if begun is None or not begun():
+        return False
+    return any(map(_is_active, _entries("nccl", only_active=True))) or _computes()
+
+
+def _computes() -> bool:
+    """Returns whether work is queued on the default stream of a GPU that this process uses."""
+    import torch
+
+    used = filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count()))
+    return any(not torch.cuda.default_stream(number).query() for number in used)
 
 
 def _collective(entry: dict[str, Any], backend: str) -> PendingCollective:
