@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
+import drivetrain
 from drivetrain.board.board import OWN
 from drivetrain.board.entries import Asked, Claim, Ended, Entries, claimed, now, read_stop
 from tests.board.boards import point, write_run
 from tests.board.browsing import SECONDS, board, chromium, opened, until
 
+STATIC = Path(drivetrain.__file__).parent / "board" / "static"
 BUDGET_BYTES = 100_000  # of the first page: all its files and answers, compressed
 BUDGET_SECONDS = 1.5
 BUDGET_REQUESTS = 40
@@ -191,6 +194,41 @@ def test_the_language_changes_without_a_reload(page: Any) -> None:
     page.wait_for_selector("h1:has-text('新建训练')")
 
 
+def test_a_field_is_documented_in_chinese_by_the_kind_of_its_block(browser: Any, address: str) -> None:
+    """The texts are loaded with the first form, and the one that is drawn is of the workload's kind."""
+    texts = json.loads((STATIC / "text" / "zh.fields.json").read_text())
+    with opened(browser, address, locale="zh-CN") as page:
+        loaded: list[str] = []
+        page.on("request", lambda request: loaded.append(request.url))
+        begin(page)
+        shown = "[data-field='workload.data.bad_rows'] .doc"
+        page.fill("#search-fields", "bad_rows")
+        until(page, lambda: page.inner_text(shown) == texts["workload.data.bad_rows"]["image_classification"])
+        assert sum(url.endswith("/zh.fields.json") for url in loaded) == 1
+        visit(page, "#/new?recipe=alpaca-sft")
+        until(page, lambda: page.inner_text(shown) == texts["workload.data.bad_rows"]["language_model"])
+        page.click("header button[lang=en]")
+        until(page, lambda: page.inner_text(shown).startswith("Rows that cannot be used"))
+
+
+def test_the_language_of_the_fields_changes_with_that_of_the_page(page: Any) -> None:
+    loaded: list[str] = []
+    page.on("request", lambda request: loaded.append(request.url))
+    begin(page)
+    assert not any("/text/zh" in url for url in loaded)
+    page.fill("#search-fields", "loader.prefetch")
+    page.click("header button[lang=zh-CN]")
+    until(page, lambda: "每个加载进程" in page.inner_text("[data-field='loader.prefetch'] .doc"))
+
+
+def test_the_form_is_in_english_where_its_texts_cannot_be_loaded(browser: Any, address: str) -> None:
+    with opened(browser, address, locale="zh-CN") as page:
+        page.route("**/zh.fields.json", lambda route: route.abort())
+        begin(page)
+        page.fill("#search-fields", "loader.prefetch")
+        until(page, lambda: page.inner_text("[data-field='loader.prefetch'] .doc").startswith("Micro-batches"))
+
+
 @pytest.mark.parametrize(
     ("theme", "locale"),
     [
@@ -228,11 +266,12 @@ def test_tabs_are_moved_between_by_arrows(page: Any) -> None:
     assert page.evaluate("document.activeElement.dataset.tab") == "yaml"
 
 
-def test_the_first_page_is_small_and_quick(browser: Any, address: str) -> None:
+@pytest.mark.parametrize("locale", ["en-US", "zh-CN"])
+def test_the_first_page_is_small_and_quick(browser: Any, address: str, locale: str) -> None:
     """The seconds are the processor's, of the page's thread: other work on the machine does not count."""
-    with opened(browser, address) as page:
+    with opened(browser, address, locale=locale) as page:
         host, known = page.url.split("#")[0], page.context.storage_state()
-    context = browser.new_context(storage_state=known, locale="en-US")  # logged in, and its cache empty
+    context = browser.new_context(storage_state=known, locale=locale)  # logged in, and its cache empty
     page = context.new_page()
     sizes: list[tuple[str, int]] = []
     page.on("response", lambda answer: sizes.append((answer.url, answer.request.sizes()["responseBodySize"]))
@@ -245,6 +284,7 @@ def test_the_first_page_is_small_and_quick(browser: Any, address: str) -> None:
     context.close()
     assert len(sizes) <= BUDGET_REQUESTS
     assert all(url.startswith(host) for url, _ in sizes)
+    assert not any(url.endswith("/zh.fields.json") for url, _ in sizes)  # no form is open yet
     assert 10_000 < sum(size for _, size in sizes) <= BUDGET_BYTES
     assert 0 < measured["TaskDuration"] <= BUDGET_SECONDS
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import drivetrain
-from drivetrain.board.form import form
 
 STATIC = Path(drivetrain.__file__).parent / "board" / "static"
 FILES = sorted(path for path in STATIC.rglob("*") if path.suffix in {".js", ".css", ".html"})
@@ -41,13 +40,6 @@ def test_chinese_texts_are_chinese() -> None:
     names = {"YAML"}  # written so in both
     texts = set(catalogue("zh").values()) - names
     assert [text for text in texts if not re.search("[\u4e00-\u9fff]", text)] == []
-
-
-def test_the_documentation_of_common_fields_is_in_chinese() -> None:
-    chinese = catalogue("zh.fields")
-    fields = form()["fields"]
-    assert chinese.keys() <= {f"doc.{field['path']}" for field in fields} | {"doc.engine.name"}
-    assert [path for field in fields if field.get("common") and f"doc.{(path := field['path'])}" not in chinese] == []
 
 
 def scripts() -> str:

@@ -1,6 +1,6 @@
 // A field of a run file: its name, a control for its type, its documentation, and what is wrong with it.
 import { html, useEffect, useRef, useState } from "./html.js";
-import { t, textOr } from "./language.js";
+import { documentation, t, textOr } from "./language.js";
 import { FilePicker } from "./file_picker.js";
 import { asText, at, fromText } from "./values.js";
 
@@ -8,8 +8,6 @@ const FILES = /\.(train|evaluation|path|registry|tokenizer|image_folder)$/; // f
 const FEW = 4; // choices: with more, a field that takes other values too is a list of them all the same
 
 export const labelOf = (field) => textOr(`label.${field.path}`, field.path.split(".").at(-1).replaceAll("_", " "));
-
-export const docOf = (field) => textOr(`doc.${field.path}`, field.doc);
 
 export function Field({ field, draft, state, problems }) {
   const own = ownValue(field, state.values);
@@ -24,7 +22,7 @@ export function Field({ field, draft, state, problems }) {
       ${isSet ? html`<button type="button" class="plain" onClick=${() => change(undefined)} aria-label=${t("field.reset_one", { name: labelOf(field) })}>${t("field.reset")}</button>` : null}</div>
     <${Control} field=${field} id=${id} own=${own} state=${state} change=${change} described=${described} invalid=${problems.length > 0} />
     ${problems.length ? html`<div class="error" id=${`${id}-error`} role="status">${problems.map((each) => html`<div><b>${each.why}</b>. ${each.fix}</div>`)}</div>` : null}
-    <p class="doc" id=${`${id}-doc`}>${docOf(field)}</p>
+    <p class="doc" id=${`${id}-doc`}>${documentation(field)}</p>
   </div>`;
 }
 

@@ -1,7 +1,7 @@
 // The form of a run file: common fields first, all others behind a search and under their block's heading.
 import { html, useMemo, useState } from "./html.js";
-import { t } from "./language.js";
-import { docOf, Field, labelOf } from "./field.js";
+import { documentation, t } from "./language.js";
+import { Field, labelOf } from "./field.js";
 import { at, exists } from "./values.js";
 
 const MOST_FOUND = 40;
@@ -58,7 +58,7 @@ function sections(fields) {
 export function search(fields, wanted) {
   const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
   const rank = (field) => {
-    const [path, rest] = [field.path.toLowerCase(), `${labelOf(field)} ${docOf(field)}`.toLowerCase()];
+    const [path, rest] = [field.path.toLowerCase(), `${labelOf(field)} ${documentation(field)}`.toLowerCase()];
     if (!words.every((word) => path.includes(word) || rest.includes(word))) return 0;
     if (path === wanted || path.split(".").at(-1) === wanted) return 3;
     return words.every((word) => path.includes(word)) ? 2 : 1;

@@ -1,18 +1,38 @@
 // The two catalogues of texts, static/text/*.json; a switch redraws the page without a reload. The documentation of fields
-// comes with the schema, in English; zh.fields.json has that of the common ones.
+// comes with the schema, in English; FIELDS names the files that have it in another language, loaded with the first form.
 import { Store } from "./store.js";
 
 export const LANGUAGES = { en: "English", zh: "中文" };
 const TAGS = { en: "en", zh: "zh-CN" };
-const FILES = { en: ["en"], zh: ["zh", "zh.fields"] };
+const FIELDS = { zh: "zh.fields" };
 const catalogues = {};
+const fieldTexts = {}; // by language, then by path: a text, or one for each kind of the block that has the field
+let hasForm = false;
 export const language = new Store("en");
 
 export async function choose(name) {
-  catalogues[name] ??= Object.assign({}, ...await Promise.all(FILES[name].map(async (file) => (await fetch(`static/text/${file}.json`)).json())));
+  await load(name);
   document.documentElement.lang = TAGS[name];
   remember(name);
   language.set(name);
+}
+
+// Loads the documentation of fields in the language in use, and from now on in each that is chosen.
+export async function loadFieldTexts() {
+  hasForm = true;
+  await load(language.value);
+  return true;
+}
+
+async function load(name) {
+  catalogues[name] ??= await read(name);
+  if (hasForm && FIELDS[name]) fieldTexts[name] ??= await read(FIELDS[name]);
+}
+
+async function read(file) {
+  const answer = await fetch(`static/text/${file}.json`);
+  if (!answer.ok) throw new Error(`no texts ${file}: HTTP ${answer.status}`);
+  return answer.json();
 }
 
 export function preferred() {
@@ -31,6 +51,13 @@ export function t(key, values = {}) {
 
 // Returns the text of a key that only some things have, or what stands for it.
 export const textOr = (key, otherwise) => catalogues[language.value]?.[key] ?? otherwise;
+
+// Returns the documentation of a field: in English until that of another language is loaded.
+export function documentation(field) {
+  const own = fieldTexts[language.value]?.[field.path];
+  const text = typeof own === "object" ? field.when?.at(-1)?.is.map((kind) => own[kind]).find(Boolean) : own;
+  return text ?? field.doc;
+}
 
 export const locale = () => TAGS[language.value];
 

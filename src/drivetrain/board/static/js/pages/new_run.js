@@ -4,7 +4,7 @@ import { DataPreview } from "../data_preview.js";
 import { Draft } from "../draft.js";
 import { Form } from "../form.js";
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
-import { language, t, textOr } from "../language.js";
+import { language, loadFieldTexts, t, textOr } from "../language.js";
 import { FullCheck } from "../full_check.js";
 import { Copy, Failure, Loading, Note, Problems, Tabs, useAnswer } from "../parts.js";
 import { go, route, settle } from "../route.js";
@@ -19,18 +19,19 @@ export default function NewRun({ me }) {
   const [schema, schemaError] = useAnswer(() => get("schema"), []);
   const [recipes, recipesError] = useAnswer(() => get("recipes"), []);
   useEffect(() => { draft.open({ recipe: query.recipe, from: query.from }).catch((error) => draft.patch({ error })); }, [query.recipe, query.from]);
+  const begun = state.yaml.trim() !== "";
+  const [documented, undocumented] = useAnswer(() => (begun ? loadFieldTexts() : Promise.resolve(false)), [begun]);
   const tab = query.tab ?? "form";
   const error = schemaError ?? recipesError;
   if (error) return html`<${Failure} error=${error} />`;
   if (!schema || !recipes) return html`<${Loading} />`;
-  const begun = state.yaml.trim() !== "";
   return html`
     <div class="head"><h1 class="grow">${t("new.title")}</h1></div>
     <${Recipes} of=${recipes.recipes} chosen=${state.source?.recipe} begun=${begun} />
     ${begun ? html`<div class="columns">
       <div>
         <${Tabs} label=${t("new.views")} value=${tab} options=${[["form", t("new.form")], ["yaml", t("new.yaml")], ["data", t("new.data")]]} onChoose=${(key) => settle({ tab: key })} />
-        ${tab === "yaml" ? html`<${Yaml} draft=${draft} state=${state} />` : tab === "data" ? html`<${DataPreview} state=${state} />` : html`<${Form} schema=${schema} draft=${draft} state=${state} wanted=${wanted} setWanted=${setWanted} />`}
+        ${tab === "yaml" ? html`<${Yaml} draft=${draft} state=${state} />` : tab === "data" ? html`<${DataPreview} state=${state} />` : !documented && !undocumented ? html`<${Loading} />` : html`<${Form} schema=${schema} draft=${draft} state=${state} wanted=${wanted} setWanted=${setWanted} />`}
       </div>
       <aside class="beside"><${Beside} draft=${draft} state=${state} me=${me} find=${(path) => { settle({ tab: "form" }); setWanted(path); }} /></aside>
     </div>` : html`<p class="quiet">${t("new.begin")}</p>`}`;
