@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.data.row_shape import Rows
 from drivetrain.memory.recompute import apply_recompute
-from drivetrain.models import packed_attention
+from drivetrain.models import packed_attention, packed_kernels
 from drivetrain.models.packed_attention import NAME, PackedAttention, bounds_of, use_packed_attention
 from tests.properties import examples
 from tests.ranks import RankPool
@@ -319,8 +319,8 @@ def test_a_gpu_takes_the_first_kernel_that_it_has(
     expected: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packed_attention, "find_spec", lambda _: object() if installed else None)
-    assert packed_attention.kernel_of(choice, dtype, dropout, is_ampere, 64) == expected
+    monkeypatch.setattr(packed_kernels, "find_spec", lambda _: object() if installed else None)
+    assert packed_kernels.kernel_of(choice, dtype, dropout, is_ampere, 64) == expected
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_a_gpu_takes_the_first_kernel_that_it_has(
     [(HALF, 8, "varlen"), (HALF, 256, "varlen"), (HALF, 20, "flex"), (HALF, 320, "flex"), (FULL, 8, "sdpa")],
 )
 def test_heads_of_other_widths_go_to_the_kernel_that_takes_them(dtype: torch.dtype, width: int, expected: str) -> None:
-    assert packed_attention.kernel_of("auto", dtype, 0.0, True, width) == expected
+    assert packed_kernels.kernel_of("auto", dtype, 0.0, True, width) == expected
 
 
 @pytest.mark.parametrize(
@@ -352,9 +352,9 @@ def test_under_autocast_a_kernel_gets_autocasts_dtype(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(packed_attention, "_is_on_gpu", lambda _: True)
     monkeypatch.setattr(packed_attention, "_is_ampere", lambda _: True)
-    monkeypatch.setattr(packed_attention, "find_spec", lambda _: None)
+    monkeypatch.setattr(packed_kernels, "find_spec", lambda _: None)
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
-    monkeypatch.setattr(packed_attention, "_has_varlen", lambda: True)
+    monkeypatch.setattr(packed_kernels, "_has_varlen", lambda: True)
     (query, key, value), bounds, module = attended(2)
     with torch.autocast("cpu", dtype=HALF):
         found, _ = PackedAttention("auto")(module, query, key, value.to(HALF), bounds, scaling=0.3)
@@ -377,7 +377,7 @@ def test_pytorchs_kernel_is_asked_for_the_same(
 
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
     tensors, bounds, _ = attended(key_heads, fixed)
-    found = packed_attention._varlen(*tensors, bounds, window, True, scaling=0.3)
+    found = packed_kernels.varlen_of_torch(*tensors, bounds, window, True, scaling=0.3)
     torch.testing.assert_close(found, one_by_one(key_heads, window))
 
 
@@ -396,7 +396,7 @@ def test_flash_attention_is_asked_for_the_same(
     package.flash_attn_varlen_func = kernel  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     tensors, bounds, _ = attended(key_heads, fixed)
-    found = packed_attention._flash(*tensors, bounds, window, True, scaling=0.3, dropout=0.25)
+    found = packed_kernels.flash(*tensors, bounds, window, True, scaling=0.3, dropout=0.25)
     torch.testing.assert_close(found, one_by_one(key_heads, window))
 
 
@@ -466,7 +466,7 @@ def test_on_a_gpu_each_kernel_attends_as_sequence_by_sequence(
     on_gpu = [tensor.to("cuda", dtype).requires_grad_() for tensor in tensors]
     weights = torch.randn(2, 12, 4, 16)
     expected = attended_and_gradients(PackedAttention("sdpa"), module, tensors, bounds, window, weights)
-    monkeypatch.setitem(packed_attention.CHOICES, "auto", (kernel,))
+    monkeypatch.setitem(packed_kernels.CHOICES, "auto", (kernel,))
     bounds, weights = on_the_gpu(bounds), weights.to("cuda", dtype)
     found = attended_and_gradients(PackedAttention("auto"), module, on_gpu, bounds, window, weights)
     for one, other in zip(found, expected, strict=True):

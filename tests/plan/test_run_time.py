@@ -41,9 +41,9 @@ def test_micro_batches_are_those_that_a_rank_runs(overrides: tuple[str, ...], ex
 
 
 def test_settings_of_a_run_are_the_circumstances_of_its_step() -> None:
-    found = circumstances(run("precision=bf16-mixed", "recompute=true", "compile=true"), H100)
+    found = circumstances(run("precision=bf16-mixed", "recompute=true"), H100, compiles=True)
     assert (found.recomputes, found.fused, found.dtype, found.causal) == (True, FUSED, "bfloat16", False)
-    assert circumstances(run("compile=false"), H100).fused == 1.0
+    assert circumstances(run(), H100).fused == 1.0
     assert circumstances(run("precision=tf32"), H100).products == {"float32": "tfloat32"}
     assert circumstances(run("precision=tf32"), H100).dtype == "tfloat32"
     staged = circumstances(run("engine=mesh-pp2", "processes=2", "batch_size=64", "micro_batch_size=8"), H100)

@@ -47,8 +47,7 @@ def accelerator(device: torch.device, world: int, *, as_gpus: bool = False, **pl
     AcceleratorState._reset_state(reset_partial_state=True)  # it is kept for the life of the process otherwise
     on_cpu = device.type == "cpu"
     state = PartialState(cpu=on_cpu)
-    alone = not on_cpu and state.distributed_type == DistributedType.NO  # one process, for which it wraps nothing
-    if alone or (on_cpu and as_gpus):
+    if on_cpu and as_gpus:
         state.distributed_type = DistributedType.MULTI_GPU
     made = Accelerator(cpu=on_cpu and not as_gpus, mixed_precision="no", device_placement=False, **plugins)
     if made.num_processes != world:
@@ -79,7 +78,8 @@ class AccelerateDdp(DdpEngine):
 
     def _check_engaged(self) -> None:
         super()._check_engaged()
-        if self._trains and not isinstance(self._forward, DistributedDataParallel):
+        alone = self._ranks.world == 1 and self._device.type == "cuda"  # for one GPU Accelerate wraps nothing
+        if self._trains and not alone and not isinstance(self._forward, DistributedDataParallel):
             raise RunError(f"engine=accelerate-ddp was asked for, but Accelerate made a {type(self._forward).__name__}")
 
 

@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch._C import DispatchKey
 from torch.utils.flop_counter import flop_registry
 
 from drivetrain.measure.observer import Observer
+from drivetrain.memory.transfers import on_host
 
 
 class FlopCount(Observer):
@@ -85,8 +87,9 @@ def _varlen_backward(
 
 
 def _sequences(query: Tensor, key: Tensor, value: Tensor, starts: Tensor) -> list[list[tuple[int, ...]]]:
-    """Shapes of each sequence of rows laid end to end, (T, heads, width); starts: (S + 1,). Waits for the device."""
-    lengths = starts.diff().tolist()
+    """Shapes of each sequence of rows laid end to end, (T, heads, width); starts: (S + 1,). Waits for the device unless
+    the host has the numbers."""
+    lengths = np.diff(on_host(starts)).tolist()
     return [[(1, t.shape[1], length, t.shape[2]) for t in (query, key, value)] for length in lengths]
 
 

@@ -6,8 +6,6 @@ the logits. Here one tensor waits for the backward pass, and all else is made so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,24 +14,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from drivetrain.models.planned_device import kind_of_device
+
 IGNORED = -100
 BYTES_AT_ONCE = 2 * 2**20  # of fp32: a CPU's cache
 LARGER_ON_GPU = 64  # where small kernels leave most of it idle
-_PLANNED: list[str] = []  # the kind of device that the tensors of a trace stand for
-
-
-@contextmanager
-def planned_for(kind: str) -> Iterator[None]:
-    """While the block runs, losses are cut as on this kind of device, though a trace's tensors are on the CPU."""
-    _PLANNED.append(kind)
-    try:
-        yield
-    finally:
-        _PLANNED.pop()
-
-
-def kind_of_device(tensor: Tensor) -> str:
-    return _PLANNED[-1] if _PLANNED else tensor.device.type
 
 
 @torch.compiler.disable

@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from drivetrain.models.cross_entropy import IGNORED, kind_of_device
+from drivetrain.models.cross_entropy import IGNORED
+from drivetrain.models.planned_device import kind_of_device
 
 SLAB_BYTES = 8 * 2**20  # of a slab's logits in fp32: with 64 MiB, which no cache holds, a CPU took a tenth longer
 LARGER_ON_GPU = 16  # where small products leave most of it idle
@@ -75,7 +76,7 @@ def linear_argmax_and_losses(
     -100."""
     found = _Scan(hidden.to(_compute_dtype(hidden)), targets)
     for start, part, offset in _slabs(found.hidden, weight, bias):
-        found.see(start, F.linear(found.hidden, part, offset).float(), wants_argmax=True)
+        found.see(start, _logits(found.hidden, part, offset), wants_argmax=True)
     return found.argmax, found.losses
 
 
@@ -98,6 +99,18 @@ def _slabs(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tupl
         yield start, weight[own].to(hidden.dtype), None if bias is None else bias[own].to(hidden.dtype)
 
 
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns a slab's logits, (N, v): on a CPU in fp32; on a GPU as the product gives them, since there one pass makes
+    fp32 of 16 bits and subtracts, and passes over the slab take as long as the products."""
+    logits = F.linear(hidden, weight, bias)
+    return logits if logits.is_cuda else logits.float()
+
+
+def _less(logits: Tensor, row: Tensor) -> Tensor:
+    """Returns logits (N, v) less a number for each row (N,), in fp32; in place where they are in fp32 already."""
+    return logits.sub_(row[:, None]) if logits.dtype == row.dtype else logits - row[:, None]
+
+
 class _Scan:
     """The running values of the logits that the forward pass has seen."""
 
@@ -109,17 +122,18 @@ class _Scan:
         self._at_target = torch.full_like(self.log_sum, torch.nan)  # NaN stays where a target is no token
 
     def see(self, start: int, logits: Tensor, wants_argmax: bool = False) -> None:
-        """Adds logits (N, v) of the tokens from `start`, which are overwritten."""
+        """Adds logits (N, v) of the tokens from `start`, which may be overwritten."""
         place, inside = _places(self.targets, start, logits.shape[1])
-        self._at_target = torch.where(inside, logits.gather(1, place)[:, 0], self._at_target)
+        self._at_target = torch.where(inside, logits.gather(1, place)[:, 0].float(), self._at_target)
         if wants_argmax:
-            largest, where = logits.max(1)
+            highest, where = logits.max(1)
+            largest = highest.float()
             self.argmax = torch.where(largest > self.best, where + start, self.argmax)
             self.best = torch.maximum(self.best, largest)
         else:
-            largest = logits.amax(1)
+            largest = logits.amax(1).float()
         largest = largest.clamp(min=torch.finfo(largest.dtype).min)  # a slab of -inf alone: -inf less -inf is no number
-        own = logits.sub_(largest[:, None]).exp_().sum(1).log_().add_(largest)
+        own = _less(logits, largest).exp_().sum(1).log_().add_(largest)
         self.log_sum = torch.logaddexp(self.log_sum, own)
 
     @property
@@ -143,7 +157,7 @@ class _SlabLosses(torch.autograd.Function):
     ) -> Tensor:
         found = _Scan(hidden.to(compute), targets)
         for start, part, offset in _slabs(found.hidden, weight, bias):
-            found.see(start, F.linear(found.hidden, part, offset).float())
+            found.see(start, _logits(found.hidden, part, offset))
         ctx.save_for_backward(found.hidden, weight, bias, targets, found.log_sum)
         ctx.dtype = hidden.dtype
         return found.losses
@@ -159,10 +173,14 @@ class _SlabLosses(torch.autograd.Function):
         factor = torch.where(targets == IGNORED, 0, upstream.float())[:, None]
         with torch.autocast(hidden.device.type, enabled=False):
             for start, part, offset in _slabs(hidden, weight, bias):
-                change = F.linear(hidden, part, offset).float().sub_(log_sum[:, None]).exp_()  # probabilities
+                change = _less(_logits(hidden, part, offset), log_sum).exp_()  # probabilities
                 place, inside = _places(targets, start, len(part))
-                change.scatter_add_(1, place, -inside.float()[:, None]).mul_(factor)
-                own, rounded = slice(start, start + len(part)), change.to(hidden.dtype)
+                change.scatter_add_(1, place, -inside.float()[:, None])
+                if wants_bias or not change.is_cuda:
+                    rounded = change.mul_(factor).to(hidden.dtype)
+                else:  # one pass for two
+                    rounded = torch.mul(change, factor, out=torch.empty_like(change, dtype=hidden.dtype))
+                own = slice(start, start + len(part))
                 if for_hidden is not None:
                     for_hidden += rounded @ part
                 if for_weight is not None:

@@ -14,28 +14,27 @@ gathering.
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import varlen
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from drivetrain.data.row_shape import Rows
 from drivetrain.errors import RunError
 from drivetrain.memory.transfers import on_host, remember, sent
+from drivetrain.models import packed_kernels
 from drivetrain.models.packing_trial import Windows, tried, why_not, why_not_tried
+from drivetrain.models.planned_device import kind_of_device, planned_machine
 from drivetrain.models.sequence_operator import attend_apart
 
 NAME = "drivetrain_packed"  # in Transformers' tables of attention implementations and of masks
 Warn = Callable[[str], None]
 LOG = logging.getLogger(__name__)
+AMPERE = (8, 0)  # the compute capability from which there are kernels for 16 bits
 UNKNOWN = ("softcap", "s_aux", "position_bias")  # what some models ask of attention beside a window
 
 
@@ -61,6 +60,7 @@ class PackedAttention:
             mask = attention_mask
             if are_bounds(mask):  # of one sequence in each row
                 mask = self._mask(_band, attention_mask, query.shape[2], window)
+            key, value = _each_its_own(query, key, value)
             found: Tensor = sdpa_attention_forward(module, query, key, value, mask, **how)[0]
             return found, None
         asked = [name for name in UNKNOWN if how.get(name) is not None]
@@ -68,22 +68,33 @@ class PackedAttention:
             raise RunError(f"packed sequences: {type(module).__name__} asks for {', '.join(asked)} in its attention")
         kernel, compiles = "sdpa", torch.compiler.is_compiling() and not dropout
         looks_back = bool(getattr(module, "is_causal", True))  # as Transformers' sdpa asks; encoders look both ways
-        if _is_on_gpu(query):
+        if _is_on_gpu(query) or kind_of_device(query) == "cuda":
             query, key, value = _as_autocast_would(query, key, value)
-            kernel = _kernel_here(self._choice, query.dtype, dropout, query.device, query.shape[-1])
+            kernel = self._kernel(query, dropout)
         match kernel:
             case "flash":
-                return _flash(query, key, value, attention_mask, window, looks_back, **how), None
+                return packed_kernels.flash(query, key, value, attention_mask, window, looks_back, **how), None
             case "varlen":
-                return _varlen(query, key, value, attention_mask, window, looks_back, **how), None
+                return packed_kernels.varlen_of_torch(
+                    query, key, value, attention_mask, window, looks_back, **how
+                ), None
             case "flex":
-                mask = self._mask(_block_mask, attention_mask, query.shape[2], window, looks_back)
-                return _flex(module, query, key, value, mask, how), None
+                mask = self._mask(packed_kernels.block_mask, attention_mask, query.shape[2], window, looks_back)
+                return packed_kernels.flex(module, query, key, value, mask, how), None
         if compiles and looks_back and query.device.type == "cpu":
             query, key, value = _as_autocast_would(query, key, value)
             return attend_apart(query, key, value, attention_mask, window, how.get("scaling")), None
         band = functools.partial(self._mask, _band, attention_mask)
         return _one_by_one(module, query, key, value, attention_mask, band, how), None
+
+    def _kernel(self, query: Tensor, dropout: float) -> str:
+        """Returns the kernel of the GPU here; of one that is planned for, if a trace can run it: without numbers."""
+        if _is_on_gpu(query):
+            return _kernel_here(self._choice, query.dtype, dropout, query.device, query.shape[-1])
+        machine = planned_machine()
+        capable = machine is not None and (machine.compute_capability or (0, 0)) >= AMPERE
+        kernel = packed_kernels.kernel_of(self._choice, query.dtype, dropout, capable, query.shape[-1])
+        return kernel if kernel == "varlen" else "sdpa"
 
     def _mask(self, make: Callable[..., Any], bounds: Tensor, *of: Any) -> Any:
         """Returns make(bounds, *of), made once; under a compiler in each layer, which then is one graph."""
@@ -195,30 +206,15 @@ def bounds_of_lengths(lengths: Tensor) -> Tensor:
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
-# torch 2.11's kernel takes keys of fewer heads without being told; later ones want to be
-ASKS_FOR_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
-# in the order in which they are taken. PyTorch's own comes first: its kernel is flash-attn's, and it is an operator, so
-# that a compiled block stays one graph. FlexAttention breaks it in every layer, and its mask of blocks grows as T x T.
-CHOICES = {"auto": ("varlen", "flash", "flex"), "flash": ("flash", "varlen"), "flex": ("flex",)}
+
+def are_bounds(mask: Any) -> TypeGuard[Tensor]:
+    """Returns whether a mask holds boundaries of packed rows: Transformers' masks are boolean or floating."""
+    return isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.ndim == 4
 
 
 @torch.compiler.assume_constant_result
 def _kernel_here(choice: str, dtype: torch.dtype, dropout: float, device: torch.device, width: int) -> str:
-    return kernel_of(choice, dtype, dropout, _is_ampere(device), width)
-
-
-def kernel_of(choice: str, dtype: torch.dtype, dropout: float, is_ampere: bool, width: int) -> str:
-    """Returns the first of the choice's kernels for GPUs that works; if none does, "sdpa": one by one.
-
-    width: of a head. Those of flash-attn take multiples of 8 up to 256, FlexAttention's compiler none below 16.
-    """
-    half = dtype in (torch.float16, torch.bfloat16) and is_ampere and width % 8 == 0 and width <= 256
-    able = {
-        "varlen": half and not dropout and _has_varlen(),
-        "flash": half and find_spec("flash_attn") is not None,
-        "flex": not dropout and width >= 16,
-    }
-    return next((kernel for kernel in CHOICES.get(choice, ()) if able[kernel]), "sdpa")
+    return packed_kernels.kernel_of(choice, dtype, dropout, _is_ampere(device), width)
 
 
 @torch.compiler.disable
@@ -264,7 +260,18 @@ def _is_on_gpu(tensor: Tensor) -> bool:
 def _is_ampere(device: torch.device) -> bool:
     """Returns whether it is an NVIDIA GPU of compute capability 8.0 or newer, as flash-attn's and PyTorch's kernels for
     16 bits need. ROCm's torch counts capabilities of its own (gfx90a as 9.0)."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= AMPERE
+
+
+def _each_its_own(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Repeats keys and values for each head of the queries where a GPU computes in fp32: its kernel for groups of heads
+    takes 16 bits alone, and without one PyTorch makes the scores of all pairs of positions."""
+    groups = query.shape[1] // key.shape[1]
+    if groups == 1 or query.dtype != torch.float32 or kind_of_device(query) != "cuda" or query.is_meta:
+        return key, value
+    if torch.is_autocast_enabled(query.device.type):
+        return key, value
+    return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
 
 
 def _as_autocast_would(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -274,83 +281,3 @@ def _as_autocast_would(*tensors: Tensor) -> tuple[Tensor, ...]:
     if not torch.is_autocast_enabled(kind):
         return tensors
     return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
-
-
-def _flash(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: int | None, looks_back: bool, **how: Any
-) -> Tensor:
-    """Runs flash-attn's kernel for sequences end to end. Written from its documented signature; not yet run."""
-    kernel = import_module("flash_attn").flash_attn_varlen_func
-    starts, longest = _starts(bounds, query.shape[2]), bounds.shape[2]
-    found: Tensor = kernel(
-        *_end_to_end(query, key, value),
-        *(starts, starts, longest, longest),
-        dropout_p=how.get("dropout", 0.0),
-        softmax_scale=how.get("scaling"),
-        causal=looks_back,
-        window_size=(-1, -1) if window is None else (window - 1, 0),
-    )
-    return found.unflatten(0, (query.shape[0], query.shape[2]))
-
-
-def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: int | None, looks_back: bool, **how: Any
-) -> Tensor:
-    """Runs PyTorch's own kernel, which has no dropout. Not yet run."""
-    kernel: Any = varlen.varlen_attn
-    starts, longest = _starts(bounds, query.shape[2]), bounds.shape[2]
-    grouped = {"enable_gqa": query.shape[1] != key.shape[1]} if ASKS_FOR_GROUPS else {}
-    found: Tensor = kernel(
-        *_end_to_end(query, key, value),
-        *(starts, starts, longest, longest),
-        scale=how.get("scaling"),
-        window_size=(-1 if window is None else window - 1, 0 if looks_back else -1),
-        **grouped,
-    )
-    return found.unflatten(0, (query.shape[0], query.shape[2]))
-
-
-@functools.cache
-def _has_varlen() -> bool:
-    """Returns whether PyTorch's kernel can do it: its first releases had no windows."""
-    return {"window_size", "scale"} <= inspect.signature(varlen.varlen_attn).parameters.keys()
-
-
-def _flex(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, how: dict[str, Any]) -> Tensor:
-    from transformers.integrations.flex_attention import flex_attention_forward
-
-    found: Tensor = flex_attention_forward(module, query, key, value, mask, **how)[0]
-    return found
-
-
-def _block_mask(bounds: Tensor, length: int, window: int | None, looks_back: bool) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    place = torch.arange(length, device=bounds.device, dtype=bounds.dtype).expand(len(bounds), -1).contiguous()
-    sequence = torch.searchsorted(bounds[:, 0, 0, 1:].contiguous(), place, right=True)
-
-    def visible(row: Tensor, head: Tensor, at: Tensor, seen: Tensor) -> Tensor:
-        del head
-        near = at >= seen if looks_back else at == at
-        if window is not None:
-            near = near & (at - seen < window)
-        return near & (sequence[row, at] == sequence[row, seen])
-
-    return create_block_mask(visible, len(bounds), None, length, length, device=bounds.device)
-
-
-def are_bounds(mask: Any) -> TypeGuard[Tensor]:
-    """Returns whether a mask holds boundaries of packed rows: Transformers' masks are boolean or floating."""
-    return isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.ndim == 4
-
-
-def _end_to_end(*tensors: Tensor) -> list[Tensor]:
-    """Reshapes (B, heads, T, width) → (B * T, heads, width)."""
-    return [tensor.transpose(1, 2).flatten(0, 1) for tensor in tensors]
-
-
-def _starts(bounds: Tensor, length: int) -> Tensor:
-    """Returns where sequences begin in all rows end to end, and the end: int32. Some may have length 0."""
-    rows = torch.arange(len(bounds), device=bounds.device, dtype=torch.int32)[:, None] * length
-    starts = (bounds[:, 0, 0, :-1] + rows).flatten()
-    return torch.cat([starts, starts.new_full((1,), len(bounds) * length)])

@@ -16,7 +16,7 @@ from drivetrain.plan.speeds import speeds_of
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.plan.step_time import StepTime
 from drivetrain.plan.trace import Untraceable
-from drivetrain.training.auto_settings import order_of, total_steps_of
+from drivetrain.training.auto_settings import compiling, order_of, total_steps_of
 
 
 def refuse_offload(run: RunConfig, host: Machine) -> None:
@@ -90,7 +90,8 @@ class Traced:
         return self.cluster.is_here and self.host.device == "cpu" and run.world_size == 1
 
     def time(self, run: RunConfig, costs: StepCosts) -> StepTime:
-        return time_of(run, costs, self.cluster)
+        compiles = compiling(run, self.host, self.samples.of(run), True, elsewhere=not self.cluster.is_here)
+        return time_of(run, costs, self.cluster, bool(compiles.what))
 
     def capacity(self, run: RunConfig) -> int:
         return room_of_a_rank(run, self.host)

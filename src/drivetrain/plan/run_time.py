@@ -11,18 +11,20 @@ from drivetrain.plan.step_time import Circumstances, StepTime, step_time
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def time_of(run: RunConfig, costs: StepCosts, cluster: Cluster, data_seconds: float = 0.0) -> StepTime:
-    """Returns the time of one step. data_seconds: loading one step's samples, which goes on beside computing.
+def time_of(
+    run: RunConfig, costs: StepCosts, cluster: Cluster, compiles: bool = False, data_seconds: float = 0.0
+) -> StepTime:
+    """Returns the time of one step. compiles: whether the run's blocks are compiled. data_seconds: loading one step's
+    samples, which goes on beside computing.
 
     Raises UserError for a machine whose speed is not known.
     """
-    return step_time(costs, speeds_of(cluster, run.world_size), circumstances(run, cluster, data_seconds))
+    return step_time(costs, speeds_of(cluster, run.world_size), circumstances(run, cluster, compiles, data_seconds))
 
 
-def circumstances(run: RunConfig, cluster: Cluster, data_seconds: float = 0.0) -> Circumstances:
+def circumstances(run: RunConfig, cluster: Cluster, compiles: bool = False, data_seconds: float = 0.0) -> Circumstances:
     on_gpu = cluster.host.device == "cuda"
     precision = run.precision_spec
-    compiles = run.compile is True or (run.compile == "auto" and on_gpu and run.engine.traits.gains_by_compiling)
     return Circumstances(
         stages=run.engine.stages,
         micro_batches=micro_batches(run),

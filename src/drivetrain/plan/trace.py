@@ -26,7 +26,7 @@ from drivetrain.distributed.real_numbers import real_numbers
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError, UserError
 from drivetrain.measure import flops, observer
-from drivetrain.models.cross_entropy import planned_for
+from drivetrain.models.planned_device import planned_for
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.plan import trace_answers, trace_model
 from drivetrain.plan.memory import Levels, MemoryRecord
@@ -98,7 +98,7 @@ def _traced(
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         ranks = stack.enter_context(fake_ranks(rank, run.world_size))
         stack.enter_context(arithmetic(run.precision_spec, on_cpu))
-        stack.enter_context(planned_for(machine.device))
+        stack.enter_context(planned_for(machine))
         stack.enter_context(built_fake(workload, mode, blocks))
         stack.enter_context(mode)
         stack.enter_context(OwnNumbers())

@@ -56,18 +56,20 @@ class Compiling:
     why_not: str | None = None
 
 
-def compiling(run: RunConfig, machine: Machine, workload: Workload, training: bool) -> Compiling:
+def compiling(
+    run: RunConfig, machine: Machine, workload: Workload, training: bool, elsewhere: bool = False
+) -> Compiling:
     """Returns the run file's choice; auto compiles repeated blocks for a training on a GPU, unless something speaks
-    against it."""
+    against it. elsewhere: the machine is another one, whose Triton is not looked for."""
     if run.compile != "auto":
         return Compiling(run.compile)
     if machine.device == "cpu" or not training:
         return Compiling(False)
-    why = next(_against(run, machine, workload), None)
+    why = next(_against(run, machine, workload, elsewhere), None)
     return Compiling("blocks") if why is None else Compiling(False, why)
 
 
-def _against(run: RunConfig, machine: Machine, workload: Workload) -> Iterator[str]:
+def _against(run: RunConfig, machine: Machine, workload: Workload, elsewhere: bool) -> Iterator[str]:
     known = rules.check_anywhere(run)
     compiled = run.model_copy(update={"compile": True})
     yield from (problem.why for problem in rules.check_anywhere(compiled) if problem not in known)
@@ -84,7 +86,7 @@ def _against(run: RunConfig, machine: Machine, workload: Workload) -> Iterator[s
     passes = _passes(run, workload)
     if passes < LEAST_PASSES:
         yield f"{passes} forward passes are too few to win what it takes"
-    if find_spec("triton") is None:
+    if not elsewhere and find_spec("triton") is None:
         yield "Triton is not installed"
 
 

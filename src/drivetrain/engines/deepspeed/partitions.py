@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from deepspeed.comm import comm
 from deepspeed.runtime.zero import GatheredParameters
 from deepspeed.runtime.zero import utils as zero_utils
@@ -28,6 +29,13 @@ from torch import Tensor, nn
 from drivetrain.distributed.shard import Shard
 
 T = TypeVar("T")
+
+
+def forget_ended_groups() -> None:
+    """Lets DeepSpeed make its groups anew in a process whose earlier ranks have parted, as after a notebook's first
+    run: it keeps them for the life of the process."""
+    if groups._WORLD_GROUP is not None and groups._WORLD_GROUP not in dist.distributed_c10d._world.pg_map:
+        groups._WORLD_GROUP = comm.cdb = None
 
 
 def ranks_agree() -> Callable[[], None]:
@@ -53,6 +61,7 @@ def ranks_agree() -> Callable[[], None]:
 def replaced_parts(traced: bool) -> Callable[[], None]:
     """Returns a function that puts back what DeepSpeed replaces in this process from now on: stage 3 puts a linear
     product in place of torch's that keeps no gathered weight. traced: the ranks are not there."""
+    forget_ended_groups()
     linear, end = nn.functional.linear, ranks_agree() if traced else None
 
     def put_back() -> None:

@@ -184,7 +184,8 @@ def _computes() -> bool:
     """Returns whether work is queued on the default stream of a GPU that this process uses."""
     import torch
 
-    used = filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count()))
+    is_used: Any = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+    used = filter(is_used, range(torch.cuda.device_count()))
     return any(not torch.cuda.default_stream(number).query() for number in used)
 
 
