@@ -53,32 +53,46 @@ def folder_of(setting: Setting, size: str) -> Path:
     return setting.scratch / "models" / size
 
 
-def make_model(given: dict[str, Any], setting: Setting, folder: Path) -> dict[str, Any]:
-    """A case: the model's folder, unless it is there from an earlier part."""
-    import torch
+def tokenizer_of(length: int) -> Any:
     from sft_data import END, TEMPLATE, conversations
-    from transformers import AutoConfig, AutoModelForCausalLM
 
     from drivetrain.data.language.vocabularies import bpe_tokenizer
 
+    made = bpe_tokenizer([text for row in conversations([], 400) for text in row.values()], TOKENS, [END])
+    made.chat_template, made.model_max_length = TEMPLATE, length
+    return made
+
+
+def config_of(name: str, length: int, tokenizer: Any) -> Any:
+    """Returns the Transformers config of a size, by its name."""
+    from transformers import AutoConfig
+
+    size = SIZES[name]
+    return AutoConfig.for_model(
+        "llama",
+        hidden_size=size.width,
+        intermediate_size=size.inner,
+        num_hidden_layers=size.blocks,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        tie_word_embeddings=size.tied,
+        vocab_size=size.vocabulary,
+        max_position_embeddings=max(4096, length),
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def make_model(given: dict[str, Any], setting: Setting, folder: Path) -> dict[str, Any]:
+    """A case: the model's folder, unless it is there from an earlier part."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     size, target = SIZES[given["size"]], folder_of(setting, given["size"])
     if not (target / "made.json").exists():
-        tokenizer = bpe_tokenizer([text for row in conversations([], 400) for text in row.values()], TOKENS, [END])
-        tokenizer.chat_template, tokenizer.model_max_length = TEMPLATE, given["length"]
-        config = AutoConfig.for_model(
-            "llama",
-            hidden_size=size.width,
-            intermediate_size=size.inner,
-            num_hidden_layers=size.blocks,
-            num_attention_heads=size.heads,
-            num_key_value_heads=size.kv_heads,
-            tie_word_embeddings=size.tied,
-            vocab_size=size.vocabulary,
-            max_position_embeddings=max(4096, given["length"]),
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
+        tokenizer = tokenizer_of(given["length"])
+        config = config_of(given["size"], given["length"], tokenizer)
         torch.manual_seed(0)
         with torch.device(setting.device):
             model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, size.saved))

@@ -43,16 +43,16 @@ FIRST, LAST = 4, 12  # steps; those after the first are timed
 
 def cases(setting: Setting) -> list[Case]:
     runs = {"tiny, pretrain, fp32": TINY} if setting.small else RUNS
-    given = {name: {**run, **_sizes(setting)} for name, run in runs.items()}
-    sizes = {each["size"]: each for each in given.values()}
+    given = {name: {**run, **sizes(setting)} for name, run in runs.items()}
+    models = {each["size"]: each for each in given.values()}
     return [
-        *_models([*sizes.values()]),
+        *_models([*models.values()]),
         Case("calibrate", "planned:calibrate", seconds=120),
         *(Case(name, "planned:compared", each, seconds=90, after="calibrate") for name, each in given.items()),
     ]
 
 
-def _sizes(setting: Setting) -> dict[str, int]:
+def sizes(setting: Setting) -> dict[str, int]:
     return {"length": 64 if setting.small else 1024, "first": FIRST, "last": LAST, "seed": 0}
 
 
@@ -82,7 +82,7 @@ def compared(given: dict[str, Any], setting: Setting, folder: Path) -> dict[str,
     file = run_files.write_run(folder / "planned.yaml", {**run, "output": str(folder / "planned")})
     known = catalogue().named_by_driver(detect(setting.device).device_name)
     machines = {"calibrated": "this machine", **({} if known is None else {"catalogue": f"1x{known[0]}"})}
-    plans = {name: _planned(file, machine) for name, machine in machines.items()}
+    plans = {name: planned(file, machine) for name, machine in machines.items()}
     memory = measured_memory(setting.device)
     output = train_ours(run, folder)
     seconds, samples, _ = our_steps(output, given["first"], given["last"])
@@ -90,7 +90,8 @@ def compared(given: dict[str, Any], setting: Setting, folder: Path) -> dict[str,
     return {"plans": plans, "seconds": seconds / (samples / given["batch"]), **found}
 
 
-def _planned(file: Path, machine: str) -> dict[str, Any]:
+def planned(file: Path, machine: str) -> dict[str, Any]:
+    """Returns bytes and seconds of a run's plan on a machine of the catalogue, or the one here."""
     from drivetrain.plan.as_asked import plan_as_asked
     from drivetrain.plan.estimate import Traced
     from drivetrain.plan.machines import cluster

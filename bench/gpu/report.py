@@ -138,6 +138,69 @@ def _resume(part: str, results: dict[str, Result]) -> Iterator[str]:
             yield f"- {name}: {next(tell(result.found) for start, tell in told.items() if name.startswith(start))}"
 
 
+def _stages(part: str, results: dict[str, Result]) -> Iterator[str]:
+    del part
+    yield "Four steps of a tiny Llama. In fp32 the losses are those of the CPU; else it is shown that they are finite."
+    yield ""
+    yield from _table(
+        ["way", "largest relative difference from the CPU", "last loss"],
+        (
+            [name, f"{found['difference']:.1e}" if "difference" in found else "", f"{found['losses'][-1]:.4f}"]
+            for name, found in ((name, result.found) for name, result in results.items())
+            if found.get("losses")
+        ),
+    )
+
+
+def _plan(part: str, results: dict[str, Result]) -> Iterator[str]:
+    del part
+    yield "Planned on the machine before each run: calibrated, by its measured speeds; catalogue, as if it were not there."
+    yield ""
+    runs = {name: result.found for name, result in results.items() if "plans" in result.found}
+    yield from _table(
+        ["run", "memory planned, GiB", "allocated", "error", "reserved", *_PLAN_TIMES],
+        (planned_row(name, found, ("calibrated", "catalogue")) for name, found in runs.items()),
+    )
+
+
+_PLAN_TIMES = ("step calibrated, ms", "step catalogue", "measured", "errors")
+
+
+def planned_row(name: str, found: dict[str, Any], origins: Sequence[str]) -> list[str]:
+    """Returns a row of planned and measured memory and time of a run: `found` of bench/gpu/planned.py."""
+    plans = [found["plans"].get(origin, {}) for origin in origins]
+    memory, took = plans[-1].get("allocated"), found["seconds"]
+    seconds = [plan.get("seconds") for plan in plans]
+    return [
+        name,
+        "" if memory is None else f"{memory / 2**30:.2f}",
+        f"{found['peak_bytes'] / 2**30:.2f}",
+        "" if memory is None else f"{memory / found['peak_bytes'] - 1:+.1%}",
+        f"{found.get('reserved_bytes', found['peak_bytes']) / 2**30:.2f}",
+        *("" if each is None else f"{1000 * each:.1f}" for each in seconds),
+        f"{1000 * took:.1f}",
+        ", ".join(f"{each / took - 1:+.0%}" for each in seconds if each is not None),
+    ]
+
+
+def _generate(part: str, results: dict[str, Result]) -> Iterator[str]:
+    del part
+    found = {name: result.found for name, result in results.items() if "rates" in result.found}
+    yield from _table(
+        ["case", "engine, tokens/s", "generate", "ratio", "first token, ms", "generate's", "same answers"],
+        (
+            [
+                name,
+                *(f"{rate:,.0f}" for rate in each["rates"]),
+                f"{each['ratios'][1]:.2f}",
+                *(f"{1000 * seconds:.0f}" for seconds in each["first_tokens"]),
+                "{} of {}".format(*each["same"]),
+            ]
+            for name, each in found.items()
+        ),
+    )
+
+
 def _not_done(results: dict[str, Result]) -> Iterator[str]:
     left = {name: result for name, result in results.items() if result.status != "done"}
     if left:
@@ -222,4 +285,12 @@ def _section(part: str, results: dict[str, Result], with_goals: bool) -> Iterato
     return _bench(part, results, with_goals)
 
 
-_SECTIONS = {"doctor": _doctor, "tests": _tests, "parity": _parity, "resume": _resume}
+_SECTIONS = {
+    "doctor": _doctor,
+    "tests": _tests,
+    "parity": _parity,
+    "stages": _stages,
+    "resume": _resume,
+    "plan": _plan,
+    "generate": _generate,
+}

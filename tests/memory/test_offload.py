@@ -216,7 +216,9 @@ def test_what_a_block_needs_comes_while_the_block_after_it_computes(monkeypatch:
 def test_a_gpu_needs_less_memory_for_the_same_gradients(recompute: bool) -> None:
     def run(offloads: bool) -> tuple[dict[str, Tensor], int]:
         torch.manual_seed(0)
-        blocks = (nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(16))
+        # wide inputs and few gradients: of recomputed blocks the inputs are what is kept
+        inner = 64 if recompute else 2048
+        blocks = (nn.Sequential(nn.Linear(512, inner), nn.GELU(), nn.Linear(inner, 512)) for _ in range(16))
         model: Any = nn.Sequential(*blocks).cuda()
         if recompute:
             apply_recompute(model)
@@ -232,5 +234,4 @@ def test_a_gpu_needs_less_memory_for_the_same_gradients(recompute: bool) -> None
 
     (plain, peak), (moved, less) = run(False), run(True)
     assert_same(moved, plain)
-    inputs = 4 * 8192 * 512  # bytes of what a recomputed block keeps
-    assert peak - less > (16 - 4) * inputs if recompute else less < 0.6 * peak
+    assert less < 0.6 * peak

@@ -36,7 +36,7 @@ KINDS = {
     "cuda": Kind(
         "NVIDIA GPU (CUDA)",
         f"{_precisions('cuda', nvidia=True)}, each from the generation on that has it; all engines, over NCCL",
-        NEVER,
+        "one H200: every precision, single, ddp, fsdp; several GPUs were never tried",
     ),
     "rocm": Kind(
         "AMD GPU (ROCm)", f"{_precisions('cuda')}; all engines, over RCCL; its utilisation is not measured", NEVER
