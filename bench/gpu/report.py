@@ -154,7 +154,7 @@ def _stages(part: str, results: dict[str, Result]) -> Iterator[str]:
 
 def _plan(part: str, results: dict[str, Result]) -> Iterator[str]:
     del part
-    yield "Planned there before each run: calibrated, by its measured speeds; catalogue, as if the device were elsewhere."
+    yield "Planned there before each run: calibrated, by its measured speeds; catalogue, as of a device elsewhere."
     yield ""
     runs = {name: result.found for name, result in results.items() if "plans" in result.found}
     yield from _table(
