@@ -26,6 +26,7 @@ from tests.plan.measured import measured_peak, measured_peaks, read_run
 from tests.ranks import RankPool
 
 WORLD = 2
+TABLE_BYTES = 1024  # of the values that codes of scales point into, one for the process
 SCALER_BYTES = 8  # its scale and its counter, which are not among what is measured
 LLAMA = {
     "model_type": "llama",
@@ -88,13 +89,26 @@ def planned(run_file: str, overrides: list[str], rank: int = 0) -> StepCosts:
     return step_costs(run, detect(), read_workload(run, training=True), rank)
 
 
-def test_a_model_of_a_folder_is_planned_as_one_of_its_config(run_file: str, tmp_path: Path) -> None:
+def saved(run_file: str, folder: Path) -> list[str]:
+    """Writes the run's model as a folder; returns the overrides that take it from there."""
     workload: Any = read_workload(read_run(run_file, []), training=True)
-    workload.build_model().save_pretrained(tmp_path)
-    workload.tokenizer.save_pretrained(tmp_path)
-    words = ["workload.model.config=null", f"workload.model.path={tmp_path}"]
+    workload.build_model().save_pretrained(folder)
+    workload.tokenizer.save_pretrained(folder)
+    return ["workload.model.config=null", f"workload.model.path={folder}"]
+
+
+def test_a_model_of_a_folder_is_planned_as_one_of_its_config(run_file: str, tmp_path: Path) -> None:
+    words = saved(run_file, tmp_path)
     of_folder, of_config = (planned(run_file, each).memory.allocated for each in (words, []))
     assert of_folder == of_config
+
+
+@pytest.mark.parametrize("quantised", ["{format: nf4}", "{format: nf4, double: false}", "{format: int8}"])
+def test_adapters_of_a_base_in_few_bits_are_planned_as_measured(quantised: str, run_file: str, tmp_path: Path) -> None:
+    words = [*saved(run_file, tmp_path), f"quantised_base={quantised}", "adapter={method: lora, rank: 4}"]
+    words += ["precision=bf16-mixed"]
+    more = TABLE_BYTES if quantised == "{format: nf4}" else 0
+    assert planned(run_file, words).memory.allocated == measured_peak(read_run(run_file, words))[0] + more
 
 
 def all_reduces(costs: StepCosts) -> int:

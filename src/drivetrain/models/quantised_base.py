@@ -197,5 +197,8 @@ def _table(device: torch.device) -> Tensor:
 
 @functools.cache
 def _made_table(device: torch.device) -> Tensor:
-    table: Tensor = _bitsandbytes().create_dynamic_map().to(device)
+    from drivetrain.distributed.real_numbers import real_numbers
+
+    with real_numbers():
+        table: Tensor = _bitsandbytes().create_dynamic_map().to(device)
     return table
