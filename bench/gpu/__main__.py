@@ -9,8 +9,10 @@ import argparse
 import re
 import sys
 import tomllib
+from collections.abc import Sequence
 from importlib import import_module
 
+from bench.gpu.cases import Case
 from bench.gpu.setting import ROOT, Setting, installed
 
 PARTS = {
@@ -26,7 +28,7 @@ PARTS = {
     "bench-images": "images",
     "bench-texts": "texts",
 }
-CHECKS = ("doctor", "tests", "parity", "stages", "resume")  # nothing in these is timed: cases may run at once
+CHECKS = ("doctor", "tests", "parity", "stages", "resume")  # cases may run at once: of a hang alone the time counts
 # what no part goes without; the rest of pyproject's dependencies is named where a case needs it
 CORE = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "ruamel.yaml", "typer", "rich", "numpy")
 CORE += ("psutil", "filelock", "jinja2", "pandas", "pyarrow")
@@ -79,8 +81,7 @@ def run(part: str, where: Setting, until_done: bool, jobs: int, asked: re.Patter
 
     record = Record(where.folder / f"{part}.json")
     every = import_module(f"bench.gpu.{PARTS[part]}").cases(where)
-    before = {case.after for case in every if asked.search(case.name)}
-    cases = [case for case in every if asked.search(case.name) or case.name in before]
+    cases = selected(every, asked)
     left = len(cases)
     while left:  # each pass tries at least one case that is left, and none is tried more than twice
         print(f"{part} on {where.device_name}", flush=True)
@@ -93,6 +94,15 @@ def run(part: str, where: Setting, until_done: bool, jobs: int, asked: re.Patter
     if bad:
         print(f"{part}: {len(bad)} failed or missed: {', '.join(bad)}")
     return int(bool(bad))
+
+
+def selected(cases: Sequence[Case], asked: re.Pattern[str]) -> list[Case]:
+    """Returns the cases whose names the pattern is found in, and all that those come after."""
+    wanted = {case.name for case in cases if asked.search(case.name)}
+    for case in reversed(cases):  # each stands behind those it comes after
+        if case.name in wanted:
+            wanted |= {*case.after}
+    return [case for case in cases if case.name in wanted]
 
 
 if __name__ == "__main__":

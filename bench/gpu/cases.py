@@ -32,7 +32,7 @@ class Case:
     """work: "module:function", the module one of bench.gpu, which gets `given`, the setting and a folder; returns what
     it found: with `missed`, a reason, where a check failed, or `not_here` where it cannot be done on this device.
 
-    needs: packages without which it is skipped. seconds: with less time left it is not begun. after: the case before
+    needs: packages without which it is skipped. seconds: with less time left it is not begun. after: the cases before
     it that must have been done.
     """
 
@@ -41,7 +41,7 @@ class Case:
     given: dict[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     seconds: float = 30.0
-    after: str | None = None
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,8 @@ def obstacle(case: Case, record: Record) -> str | None:
     missing = [name for name in case.needs if installed(name) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"
-    before = None if case.after is None else record.results.get(case.after)
-    if case.after is not None and (before is None or before.status != "done"):
-        return f"{case.after} is not done"
-    return None
+    open_yet = [name for name in case.after if name not in record.results or record.results[name].status != "done"]
+    return f"{', '.join(open_yet)} is not done" if open_yet else None
 
 
 def in_process(case: Case, setting: Setting, limit: float, attempts: int) -> Result:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.cases import Case
-from bench.gpu.language import folder_of
-from bench.gpu.pretrain import _models
+from bench.gpu.language import folder_of, models_of
 from bench.gpu.setting import Setting
 
 WORDS = 4_000  # tokens below this one are in every vocabulary here
@@ -19,14 +18,14 @@ def cases(setting: Setting) -> list[Case]:
     model = {"size": size, "length": 64 if setting.small else 1024}
     batches = {1: 1} if setting.small else BATCHES
     return [
-        *_models([model]),
+        *models_of([model]),
         *(
             Case(
                 f"{size} | {number} prompts",
                 "generate:compared",
                 {"size": size, "number": number, "pairs": pairs},
                 seconds=60,
-                after=f"model {size}",
+                after=(f"model {size}",),
             )
             for number, pairs in batches.items()
         ),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.gpu.cases import Case
 from bench.gpu.setting import Setting
 
 VOCABULARY = 128_256  # Llama 3's; the tokenizer that is made has fewer tokens, and the other rows cost what rows cost
@@ -82,6 +84,13 @@ def config_of(name: str, length: int, tokenizer: Any) -> Any:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+
+
+def models_of(settings: list[dict[str, Any]]) -> Iterator[Case]:
+    """Yields the cases that make the models of these settings."""
+    for each in settings:
+        given = {"size": each["size"], "length": each["length"]}
+        yield Case(f"model {each['size']}", "language:make_model", given, seconds=20 if each["size"] == "tiny" else 150)
 
 
 def make_model(given: dict[str, Any], setting: Setting, folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.cases import Case
-from bench.gpu.pretrain import _models
+from bench.gpu.language import models_of
 from bench.gpu.setting import Setting
 from bench.gpu.speed import measured_memory, our_memory, our_steps, train_ours
 
@@ -46,9 +46,12 @@ def cases(setting: Setting) -> list[Case]:
     given = {name: {**run, **sizes(setting)} for name, run in runs.items()}
     models = {each["size"]: each for each in given.values()}
     return [
-        *_models([*models.values()]),
+        *models_of([*models.values()]),
         Case("calibrate", "planned:calibrate", seconds=120),
-        *(Case(name, "planned:compared", each, seconds=90, after="calibrate") for name, each in given.items()),
+        *(
+            Case(name, "planned:compared", each, seconds=90, after=(f"model {each['size']}", "calibrate"))
+            for name, each in given.items()
+        ),
     ]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bench.gpu.cases import Case
-from bench.gpu.language import SIZES, folder_of
+from bench.gpu.language import SIZES, folder_of, models_of
 from bench.gpu.setting import Setting
 from bench.gpu.speed import in_turns
 
@@ -21,7 +20,7 @@ LOW_BIT = ("bitsandbytes",)
 def cases(setting: Setting) -> list[Case]:
     if setting.small:
         sizes = [_setting("tiny", batch=2, length=64, first=1, last=3)]
-        return [*_models(sizes), *in_turns(sizes, "sides:trained", rounds=1, seconds=45)]
+        return [*models_of(sizes), *in_turns(sizes, "sides:trained", rounds=1, seconds=45)]
     sizes = [
         _setting("1B", batch=4, length=2048, first=5, last=25),
         _setting("0.5B", batch=8, length=2048, first=5, last=25),
@@ -37,11 +36,11 @@ def cases(setting: Setting) -> list[Case]:
         "recompute": True,
         "low_bit": True,
         "needs": LOW_BIT,
-        "after": "model 8B",
+        "after": ("model 8B",),
         "sides": {"ours": {"side": "ours", "run": {"precision": "bf16"}}, "trainer": {**TRAINER, "in_bf16": True}},
     }
     return [
-        *_models([*sizes, eight]),
+        *models_of([*sizes, eight]),
         *in_turns(sizes, "sides:trained", rounds=2, seconds=100),
         *in_turns([eight], "sides:trained", rounds=1, seconds=200),
     ]
@@ -55,13 +54,7 @@ def _setting(size: str, **numbers: int) -> dict[str, Any]:
         "plain loop": PLAIN,
         "trainer": TRAINER,
     }
-    return {"name": size, "size": size, "task": "pretrain", **numbers, "after": f"model {size}", "sides": sides}
-
-
-def _models(settings: list[dict[str, Any]]) -> Iterator[Case]:
-    for each in settings:
-        given = {"size": each["size"], "length": each["length"]}
-        yield Case(f"model {each['size']}", "language:make_model", given, seconds=20 if each["size"] == "tiny" else 150)
+    return {"name": size, "size": size, "task": "pretrain", **numbers, "after": (f"model {size}",), "sides": sides}
 
 
 # --- the data of all sides -------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.cases import Case
-from bench.gpu.language import SIZES, folder_of
-from bench.gpu.pretrain import _models
+from bench.gpu.language import SIZES, folder_of, models_of
 from bench.gpu.setting import Setting
 from bench.gpu.speed import in_turns
 
@@ -20,14 +19,14 @@ NF4 = {"quantised_base": {"format": "nf4"}}
 def cases(setting: Setting) -> list[Case]:
     if setting.small:
         tiny = [_full("tiny", batch=4, length=256, first=1, last=3), _adapted("tiny", nf4=False, first=1, last=3)]
-        return [*_models(tiny[:1]), *in_turns(tiny, "sides:trained", rounds=1, seconds=45)]
+        return [*models_of(tiny[:1]), *in_turns(tiny, "sides:trained", rounds=1, seconds=45)]
     full = [
         _full("1B", batch=16, length=1024, first=5, last=25),
         _full("0.5B", batch=16, length=1024, first=5, last=25),
     ]
     adapted = [_adapted("8B", nf4=False, first=3, last=13), _adapted("8B", nf4=True, first=3, last=13)]
     return [
-        *_models([*full, adapted[0]]),
+        *models_of([*full, adapted[0]]),
         *in_turns(full, "sides:trained", rounds=2, seconds=100),
         *in_turns(adapted, "sides:trained", rounds=1, seconds=200),
     ]
@@ -48,7 +47,7 @@ def _full(size: str, **numbers: int) -> dict[str, Any]:
         "size": size,
         "task": "sft",
         **numbers,
-        "after": f"model {size}",
+        "after": (f"model {size}",),
         "sides": sides,
     }
 
@@ -66,7 +65,7 @@ def _adapted(size: str, nf4: bool, **numbers: int) -> dict[str, Any]:
         **numbers,
         "recompute": size == "8B",
         "needs": ("peft", *(("bitsandbytes",) if nf4 else ())),
-        "after": f"model {size}",
+        "after": (f"model {size}",),
         "sides": {"ours": {"side": "ours", "run": run}, "trl": {"side": "trl"}},
     }
 

@@ -48,7 +48,9 @@ def in_turns(settings: Sequence[dict[str, Any]], work: str, rounds: int, seconds
                 common = {key: value for key, value in setting.items() if key not in ("sides", "needs", "after")}
                 name = f"{setting['name']} | {label} | {number + 1}"
                 asked = {**common, **given, "seed": number}
-                found.append(Case(name, work, asked, tuple(dict.fromkeys(needs)), seconds, setting.get("after")))
+                found.append(
+                    Case(name, work, asked, tuple(dict.fromkeys(needs)), seconds, tuple(setting.get("after", ())))
+                )
     return found
 
 

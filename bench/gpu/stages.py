@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,90 +28,78 @@ REWARDED = {
         "max_new_tokens": 24,
     }
 }
-# name → (stage, settings of the run, settings of the workload, packages, whether fp32 losses are compared)
-WAYS: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...], bool]] = {
-    "pretrain": ("pretrain", {}, {}, (), True),
-    "sft, packed": ("sft", {}, {}, (), True),
-    "sft, packed, bf16-mixed": ("sft", {"precision": "bf16-mixed"}, {}, (), False),
-    "sft, packed, compiled": ("sft", {"compile": True}, {}, (), True),
-    "sft, packed, compiled, bf16-mixed": ("sft", {"compile": True, "precision": "bf16-mixed"}, {}, (), False),
-    "sft, padded": ("sft", {}, {"data": {"packing": False}}, (), True),
-    "sft, recomputed": ("sft", {"recompute": True}, {}, (), True),
-    "sft, offloaded activations": ("sft", {"offload_activations": True}, {}, (), True),
-    "sft, fused_loss off": ("sft", {}, {"model": {"fused_loss": False}}, (), True),
-    "sft, fp16-mixed": ("sft", {"precision": "fp16-mixed"}, {}, (), False),
-    "sft, fp8-mixed": ("sft", {"precision": "fp8-mixed"}, {}, ("torchao",), False),
-    "sft, LoRA": ("sft", LORA, {}, ("peft",), True),
-    "sft, QLoRA nf4": (
-        "sft",
-        {**LORA, "quantised_base": {"format": "nf4"}, "precision": "bf16-mixed"},
-        {},
-        ("peft", "bitsandbytes"),
-        False,
+
+
+@dataclass(frozen=True)
+class Way:
+    """settings: of the run. workload: of its block. needs: packages. compares: whether the losses are a CPU's, in fp32."""
+
+    stage: str = "sft"
+    settings: dict[str, Any] = field(default_factory=dict)
+    workload: dict[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    compares: bool = True
+
+
+def _rounded(needs: tuple[str, ...] = (), **settings: Any) -> Way:
+    """Returns a fine-tuning whose products are in fewer bits."""
+    return Way(settings=settings, needs=needs, compares=False)
+
+
+def _quantised(base: str) -> Way:
+    return _rounded(("peft", "bitsandbytes"), **LORA, quantised_base={"format": base}, precision="bf16-mixed")
+
+
+ALONE = {"processes": 1}
+WAYS = {
+    "pretrain": Way("pretrain"),
+    "sft, packed": Way(),
+    "sft, packed, bf16-mixed": _rounded(precision="bf16-mixed"),
+    "sft, packed, compiled": Way(settings={"compile": True}),
+    "sft, packed, compiled, bf16-mixed": _rounded(compile=True, precision="bf16-mixed"),
+    "sft, padded": Way(workload={"data": {"packing": False}}),
+    "sft, recomputed": Way(settings={"recompute": True}),
+    "sft, offloaded activations": Way(settings={"offload_activations": True}),
+    "sft, fused_loss off": Way(workload={"model": {"fused_loss": False}}),
+    "sft, fp16-mixed": _rounded(precision="fp16-mixed"),
+    "sft, fp8-mixed": _rounded(("torchao",), precision="fp8-mixed"),
+    "sft, LoRA": Way(settings=LORA, needs=("peft",)),
+    "sft, QLoRA nf4": _quantised("nf4"),
+    "sft, LoRA on int8": _quantised("int8"),
+    "sft, 8-bit optimizer of bitsandbytes": _rounded(
+        ("bitsandbytes",), optimizer={"name": "bnb-adamw8bit", "lr": 1e-4}
     ),
-    "sft, LoRA on int8": (
-        "sft",
-        {**LORA, "quantised_base": {"format": "int8"}, "precision": "bf16-mixed"},
-        {},
-        ("peft", "bitsandbytes"),
-        False,
-    ),
-    "sft, 8-bit optimizer of bitsandbytes": (
-        "sft",
-        {"optimizer": {"name": "bnb-adamw8bit", "lr": 1e-4}},
-        {},
-        ("bitsandbytes",),
-        False,
-    ),
-    "sft, 8-bit optimizer of torchao": (
-        "sft",
-        {"optimizer": {"name": "adamw8bit", "lr": 1e-4}},
-        {},
-        ("torchao",),
-        False,
-    ),
-    "sft, fsdp": ("sft", {"engine": "fsdp", "processes": 1}, {}, (), True),
-    "sft, fsdp, bf16-mixed, recomputed": (
-        "sft",
-        {"engine": "fsdp", "processes": 1, "precision": "bf16-mixed", "recompute": True},
-        {},
-        (),
-        False,
-    ),
-    "sft, zero2": ("sft", {"engine": "zero2", "processes": 1}, {}, ("deepspeed",), True),
-    "sft, zero3, bf16-mixed": (
-        "sft",
-        {"engine": "zero3", "processes": 1, "precision": "bf16-mixed"},
-        {},
-        ("deepspeed",),
-        False,
-    ),
-    "sft, accelerate-ddp": ("sft", {"engine": "accelerate-ddp", "processes": 1}, {}, ("accelerate",), True),
-    "sft, mesh of one": ("sft", {"engine": {"name": "mesh", "tp": 1}, "processes": 1}, {}, (), True),
-    "dpo": ("dpo", {}, PREFER, (), True),
-    "kto": ("kto", {}, {}, (), True),
-    "reward": ("reward", {}, {}, (), True),
-    "grpo": ("grpo", {}, REWARDED, (), False),
-    "ppo": ("ppo", {}, REWARDED, (), False),
+    "sft, 8-bit optimizer of torchao": _rounded(("torchao",), optimizer={"name": "adamw8bit", "lr": 1e-4}),
+    "sft, fsdp": Way(settings={"engine": "fsdp", **ALONE}),
+    "sft, fsdp, bf16-mixed, recomputed": _rounded(engine="fsdp", precision="bf16-mixed", recompute=True, **ALONE),
+    "sft, zero2": Way(settings={"engine": "zero2", **ALONE}, needs=("deepspeed",)),
+    "sft, zero3, bf16-mixed": _rounded(("deepspeed",), engine="zero3", precision="bf16-mixed", **ALONE),
+    "sft, accelerate-ddp": Way(settings={"engine": "accelerate-ddp", **ALONE}, needs=("accelerate",)),
+    "sft, mesh of one": Way(settings={"engine": {"name": "mesh", "tp": 1}, **ALONE}),
+    "dpo": Way("dpo", workload=PREFER),
+    "kto": Way("kto"),
+    "reward": Way("reward"),
+    "grpo": Way("grpo", workload=REWARDED, compares=False),
+    "ppo": Way("ppo", workload=REWARDED, compares=False),
 }
 
 
 def cases(setting: Setting) -> list[Case]:
     names = ("sft, packed", "sft, LoRA", "dpo", "grpo") if setting.small else WAYS
-    return [Case(name, "stages:trained", {"name": name}, WAYS[name][3], seconds=90) for name in names]
+    return [Case(name, "stages:trained", {"name": name}, WAYS[name].needs, seconds=90) for name in names]
 
 
 def trained(given: dict[str, Any], setting: Setting, folder: Path) -> dict[str, Any]:
     """Losses on the device, and how far those of the CPU are from them."""
     own = _own(setting, folder)
     make_model({"size": "tiny", "length": LENGTH}, own, folder)
-    _, settings, _, _, compares = WAYS[given["name"]]
+    way = WAYS[given["name"]]
     losses = _losses(given["name"], own, setting.device, folder)
     if len(losses) < STEPS or not all(map(math.isfinite, losses)):
         return {"losses": losses, "missed": f"the losses are {losses}"}
-    if not compares or setting.small:
+    if not way.compares or setting.small:
         return {"losses": losses}
-    assert "precision" not in settings, "compared in fp32"
+    assert "precision" not in way.settings, "compared in fp32"
     expected = _losses(given["name"], own, "cpu", folder)
     difference = max(abs(one - other) / abs(other) for one, other in zip(losses, expected, strict=True))
     found = {"losses": losses, "difference": difference}
@@ -126,7 +115,7 @@ def _own(setting: Setting, folder: Path) -> Setting:
 
 def run_of(name: str, setting: Setting, device: str, folder: Path) -> dict[str, Any]:
     """The run file of a way."""
-    stage, settings, workload, _, _ = WAYS[name]
+    stage, settings, workload = WAYS[name].stage, WAYS[name].settings, WAYS[name].workload
     rows = folder / f"{stage}.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in _rows(stage)))
     source: dict[str, Any] = {"path": str(rows)} if stage == "pretrain" else {"path": str(rows), **_FORMS[_form(stage)]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -108,12 +109,27 @@ def test_a_case_that_does_not_end_goes_with_the_time_and_all_that_it_started(pla
 
 def test_what_is_missing_is_named_and_what_needs_it_skipped(place: Setting, tmp_path: Path) -> None:
     needing = case(tmp_path, "a", needs=("torch", "no-such-package"))
-    left, record = run([needing, case(tmp_path, "b", after="a")], place)
+    left, record = run([needing, case(tmp_path, "b", after=("a",))], place)
     assert left == 0
     assert record.results["a"].why == "not installed: no-such-package"
     assert record.results["b"].why == "a is not done"
-    assert run([case(tmp_path, "a"), case(tmp_path, "b", after="a")], place)[0] == 0, "once it is installed"
+    assert run([case(tmp_path, "a"), case(tmp_path, "b", after=("a",))], place)[0] == 0, "once it is installed"
     assert journal(tmp_path) == ["a", "b"]
+
+
+def test_cases_are_chosen_by_name_with_all_that_they_come_after(tmp_path: Path) -> None:
+    chain = [case(tmp_path, "model"), case(tmp_path, "speeds", after=("model",)), case(tmp_path, "other")]
+    chain.append(case(tmp_path, "plan", after=("speeds",)))
+    assert [each.name for each in command.selected(chain, re.compile("^plan"))] == ["model", "speeds", "plan"]
+    assert command.selected(chain, re.compile("")) == chain
+
+
+def test_cases_that_are_not_timed_may_run_at_once(place: Setting, tmp_path: Path) -> None:
+    cases = [case(tmp_path, name) for name in "abc"]
+    path = place.folder / "part.json"
+    assert run_part(cases, Record(path), place, lambda _: None, 100.0, jobs=3) == 0
+    assert sorted(journal(tmp_path)) == ["a", "b", "c"]
+    assert {result.status for result in Record(path).results.values()} == {"done"}
 
 
 def test_without_a_package_that_every_part_needs_nothing_runs(
@@ -149,7 +165,7 @@ def test_every_case_fits_into_a_part_and_names_a_function(part: str, where: Sett
         assert each.seconds < running.BUDGET_SECONDS
         module, _, function = each.work.partition(":")
         assert callable(getattr(importlib.import_module(f"bench.gpu.{module}"), function))
-        assert each.after is None or names.index(each.after) < names.index(each.name)
+        assert all(names.index(before) < names.index(each.name) for before in each.after)
     json.dumps([each.given for each in cases])
 
 

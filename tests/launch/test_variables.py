@@ -60,3 +60,11 @@ def test_neither_cache_is_sized_where_the_user_sizes_one(name: str, monkeypatch:
     assert not KERNELS.keys() & added.keys()
     with variables(added):
         assert {each: os.environ.get(each) for each in KERNELS} == dict.fromkeys(KERNELS) | {name: "1000"}
+
+
+def test_repeatable_products_on_a_gpu_are_asked_of_cublas() -> None:
+    """PyTorch refuses them otherwise."""
+    run = run_of("images")
+    again = run.model_copy(update={"deterministic": True})
+    assert of_the_run(again, "cuda")["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert "CUBLAS_WORKSPACE_CONFIG" not in {**of_the_run(again, "cpu"), **of_the_run(run, "cuda")}

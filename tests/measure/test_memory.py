@@ -119,7 +119,7 @@ def peak_over_shards() -> tuple[int, int]:
 
     shard = torch.zeros(500, 1000)
     whole = DTensor.from_local(shard, init_device_mesh("cpu", (2,)), [Shard(0)], run_check=False)
-    with TensorPeak(chosen_device()) as peak:
+    with TensorPeak() as peak:
         peak.track([shard])
         before = peak.peak_bytes
         more = whole * 2
@@ -135,7 +135,7 @@ def test_a_sharded_tensor_counts_as_the_shard_that_this_rank_holds(ranks: Callab
 def test_a_quantised_moment_counts_as_its_codes_and_scales_and_what_it_is_made_into() -> None:
     state: Any = pytest.importorskip("torchao.optim.subclass_8bit").OptimState8bit
     moment = state.zeros((1000, 1024))
-    with TensorPeak(chosen_device()) as peak:
+    with TensorPeak() as peak:
         peak.track([moment.codes, moment.scale, moment.qmap])
         held = peak.peak_bytes
         numbers = moment.dequantize()

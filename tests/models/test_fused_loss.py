@@ -153,9 +153,10 @@ def test_for_evaluation_losses_and_likeliest_tokens_are_those_of_the_logits(cast
     with fp32_products(True), torch.autocast(chosen_device(), dtype=torch.bfloat16, enabled=cast):
         argmax, losses = linear_argmax_and_losses(hidden, weight, bias, targets)
         logits = F.linear(hidden, weight, bias).float()
-    assert torch.equal(argmax, logits.argmax(1))
     # a GPU may round logits of a slab to the other neighbour in 16 bits
     near = 2**-7 * float(logits.detach().abs().max()) if cast and losses.is_cuda else 1e-5
+    likeliest = logits.gather(1, argmax[:, None])[:, 0]
+    assert torch.equal(argmax, logits.argmax(1)) or float((logits.amax(1) - likeliest).max()) <= near
     torch.testing.assert_close(losses, F.cross_entropy(logits, targets, reduction="none"), atol=near, rtol=1e-6)
     assert not losses.requires_grad
 

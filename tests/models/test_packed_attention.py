@@ -17,11 +17,14 @@ from torch.nn import functional as F
 from torch.nn.attention import varlen
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.parallel import DistributedDataParallel
+from transformers.integrations import sdpa_attention
 
 from drivetrain.data.row_shape import Rows
 from drivetrain.memory.recompute import apply_recompute
 from drivetrain.models import packed_attention, packed_kernels
 from drivetrain.models.packed_attention import NAME, PackedAttention, bounds_of, use_packed_attention
+from drivetrain.models.planned_device import planned_for
+from drivetrain.plan.machines import cluster
 from tests.properties import examples
 from tests.ranks import RankPool
 
@@ -494,3 +497,23 @@ def on_the_gpu(bounds: Tensor) -> Tensor:
     assert made is not None
     assert torch.equal(made.cpu(), bounds)
     return made
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_heads_of_a_group_get_keys_of_their_own_in_fp32_on_a_gpu(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is a mask Transformers repeats them."""
+    (query, key, value), _, module = attended(2)
+    mask = torch.ones(2, 1, 12, 12, dtype=torch.bool).tril() if masked else None
+    expected, _ = PackedAttention("auto")(module, query, key, value, mask, scaling=0.3)
+    heads: list[int] = []
+    theirs = sdpa_attention.sdpa_attention_forward
+
+    def seen(module: nn.Module, query: Tensor, key: Tensor, *given: Any, **how: Any) -> Any:
+        heads.append(key.shape[1])
+        return theirs(module, query, key, *given, **how)
+
+    monkeypatch.setattr(sdpa_attention, "sdpa_attention_forward", seen)
+    with planned_for(cluster("1xH100").host):
+        found, _ = PackedAttention("auto")(module, query, key, value, mask, scaling=0.3)
+    torch.testing.assert_close(found, expected)
+    assert heads == [2 if masked else 4]

@@ -95,6 +95,16 @@ def test_on_the_meta_device_a_folder_gives_its_shapes_without_its_weights(saved:
     assert model.config.id2label == {0: "a", 1: "b"}
 
 
+def test_without_weights_it_is_known_too_which_head_is_new(saved: Path) -> None:
+    """Ranks that receive weights must train the same parts as the one that read them."""
+    for labels in (("a", "b"), ("a", "b", "c", "d", "e")):
+        loaded = build(path=saved, labels=labels)
+        with torch.device("meta"):
+            model = build(path=saved, labels=labels)
+        assert model.starts_at_random == loaded.starts_at_random
+    assert model.starts_at_random
+
+
 def test_a_model_saved_in_half_precision_is_loaded_in_fp32(tmp_path: Path) -> None:
     folder = save(build(config=RESNET).half(), tmp_path)
     assert {parameter.dtype for parameter in build(path=folder).parameters()} == {torch.float32}

@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 
 from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig
+from drivetrain.plan import estimate
+from drivetrain.plan.estimate import Traced
 from drivetrain.plan.machines import cluster
 from drivetrain.plan.run_time import checkpoint_bytes, circumstances, disk_bytes, micro_batches, time_of
 from drivetrain.plan.speeds import FUSED
@@ -48,6 +50,16 @@ def test_settings_of_a_run_are_the_circumstances_of_its_step() -> None:
     assert circumstances(run("precision=tf32"), H100).dtype == "tfloat32"
     staged = circumstances(run("engine=mesh-pp2", "processes=2", "batch_size=64", "micro_batch_size=8"), H100)
     assert (staged.stages, staged.micro_batches) == (2, 8)
+
+
+@pytest.mark.parametrize(("steps", "compiled"), [(20, False), (5000, True)])
+def test_blocks_are_compiled_in_a_plan_where_the_run_would_compile_them(
+    steps: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(estimate, "time_of", lambda *given: seen.append(given[3]))
+    Traced(cluster("1xH100")).time(run(f"loop.steps={steps}", "loop.epochs=null", "batch_size=64"), costs())
+    assert seen == [compiled]
 
 
 def test_only_language_models_leave_out_masked_pairs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,7 @@ from drivetrain.config.training import Loader
 from drivetrain.data.loader import Window, training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
+from drivetrain.engines.autograd import AutogradEngine
 from drivetrain.errors import OutOfMemory, RunError
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
@@ -200,6 +202,19 @@ def test_points_of_the_curve_come_at_their_cadence_and_before_an_evaluation(devi
     ride = Ride(run, TinyWorkload(perceptron), scores=[0.1, 0.2], device=device)
     ride.go()
     assert [point.step for point in ride.curve()] == [10, 15, 20, 25]
+
+
+def test_the_time_of_a_point_counts_what_the_device_still_had_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    ride = Ride(config(loop={"steps": 2}, tracking={"log_every": 2}), TinyWorkload(perceptron))
+    summed = AutogradEngine.summed
+
+    def late(engine: AutogradEngine, value: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.5)
+        return summed(engine, value)
+
+    monkeypatch.setattr(AutogradEngine, "summed", late)
+    ride.go()
+    assert ride.curve()[-1].elapsed_seconds >= 0.5
 
 
 def test_of_equal_evaluations_the_first_is_the_best() -> None:

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.config import engines as config
-from drivetrain.engines.ddp import DdpEngine
+from drivetrain.engines.ddp import DdpEngine, wrap_ddp
 from drivetrain.engines.deepspeed.engine import DeepspeedEngine
 from drivetrain.engines.fsdp import (
     CodesMayBeSharded,
@@ -73,13 +73,14 @@ class AccelerateDdp(DdpEngine):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)  # torch 2.12 renamed it
             wrapped = made.prepare(model)
+        if self._ranks.world == 1 and wrapped is model:  # for one GPU Accelerate wraps nothing
+            return wrap_ddp(model, self._device, self._config)
         assert isinstance(wrapped, nn.Module)
         return wrapped
 
     def _check_engaged(self) -> None:
         super()._check_engaged()
-        alone = self._ranks.world == 1 and self._device.type == "cuda"  # for one GPU Accelerate wraps nothing
-        if self._trains and not alone and not isinstance(self._forward, DistributedDataParallel):
+        if self._trains and not isinstance(self._forward, DistributedDataParallel):
             raise RunError(f"engine=accelerate-ddp was asked for, but Accelerate made a {type(self._forward).__name__}")
 
 

@@ -77,8 +77,7 @@ class DdpEngine(AutogradEngine):
         return self._model  # every rank holds the whole of it, and runs as many batches as it has
 
     def _exchange(self, last: bool) -> AbstractContextManager[Any]:
-        exchanges = isinstance(self._forward, DistributedDataParallel | TracedDdp)
-        return cast(Any, self._forward).no_sync() if exchanges and not last else nullcontext()
+        return nullcontext() if last else cast(DistributedDataParallel | TracedDdp, self._forward).no_sync()
 
     def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
         if not self._config.shard_optimizer:

@@ -17,7 +17,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """
     size, draw = 512, torch.Generator(device)  # its own: the run's goes on as without this. Ones would draw less power
     while True:
-        left, right = (torch.randn(size, size, device=device, generator=draw).to(dtype) for _ in range(2))
+        left, right = (torch.randn(size, size, device=device, generator=draw, dtype=dtype) for _ in range(2))
         _seconds(left, right, device, 1)
         if (one := _seconds(left, right, device, 1)) >= _LEAST_SECONDS or size >= 8192:
             break

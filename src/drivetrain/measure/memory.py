@@ -127,7 +127,7 @@ class TensorPeak(Observer):
                 self._see(value)
 
     def _counts(self, storage: torch.UntypedStorage) -> bool:
-        return storage.device.type == self._kind  # another is a fake tensor's, with which DTensor works out shapes
+        return storage.device.type == self._kind  # a fake tensor's, with which DTensor works out shapes, is meta
 
     def _see(self, tensor: Tensor) -> None:
         if tensor.device.type != self._kind or tensor.is_sparse:

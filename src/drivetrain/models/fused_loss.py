@@ -103,7 +103,7 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Returns a slab's logits, (N, v): on a CPU in fp32; on a GPU as the product gives them, since there one pass makes
     fp32 of 16 bits and subtracts, and passes over the slab take as long as the products."""
     logits = F.linear(hidden, weight, bias)
-    return logits if logits.is_cuda else logits.float()
+    return logits if kind_of_device(logits) == "cuda" else logits.float()
 
 
 def _less(logits: Tensor, row: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class _SlabLosses(torch.autograd.Function):
                 change = _less(_logits(hidden, part, offset), log_sum).exp_()  # probabilities
                 place, inside = _places(targets, start, len(part))
                 change.scatter_add_(1, place, -inside.float()[:, None])
-                if wants_bias or not change.is_cuda:
+                if wants_bias or change.dtype == hidden.dtype or kind_of_device(change) != "cuda":
                     rounded = change.mul_(factor).to(hidden.dtype)
                 else:  # one pass for two
                     rounded = torch.mul(change, factor, out=torch.empty_like(change, dtype=hidden.dtype))

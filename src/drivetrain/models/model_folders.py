@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from drivetrain.config.files import MOST_JSON_BYTES, BrokenText, parsed_json, read_text
 from drivetrain.errors import UserError, problem
 from drivetrain.runtime.hub import ask_hub
@@ -49,6 +51,15 @@ def config_at(path: str, field: str, trusted: bool) -> Any:
     if not trusted:
         remote_code.refuse_kernels(config, path, field)
     return config
+
+
+def shapes_of_weights(path: str) -> dict[str, tuple[int, ...]] | None:
+    """Returns name → shape of a folder's weights, as its safetensors files have them; None where there are none."""
+    found: dict[str, tuple[int, ...]] = {}
+    for file in sorted(Path(path).glob("model*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    return found or None
 
 
 def save_description(model: Any, folder: Path) -> None:

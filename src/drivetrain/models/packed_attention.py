@@ -60,7 +60,7 @@ class PackedAttention:
             mask = attention_mask
             if are_bounds(mask):  # of one sequence in each row
                 mask = self._mask(_band, attention_mask, query.shape[2], window)
-            key, value = _each_its_own(query, key, value)
+            key, value = _each_its_own(query, key, value, mask)
             found: Tensor = sdpa_attention_forward(module, query, key, value, mask, **how)[0]
             return found, None
         asked = [name for name in UNKNOWN if how.get(name) is not None]
@@ -68,7 +68,7 @@ class PackedAttention:
             raise RunError(f"packed sequences: {type(module).__name__} asks for {', '.join(asked)} in its attention")
         kernel, compiles = "sdpa", torch.compiler.is_compiling() and not dropout
         looks_back = bool(getattr(module, "is_causal", True))  # as Transformers' sdpa asks; encoders look both ways
-        if _is_on_gpu(query) or kind_of_device(query) == "cuda":
+        if _is_on_gpu(query) or kind_of_device(query) == "cuda":  # the second: one that is planned for
             query, key, value = _as_autocast_would(query, key, value)
             kernel = self._kernel(query, dropout)
         match kernel:
@@ -263,11 +263,13 @@ def _is_ampere(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= AMPERE
 
 
-def _each_its_own(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _each_its_own(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Repeats keys and values for each head of the queries where a GPU computes in fp32: its kernel for groups of heads
-    takes 16 bits alone, and without one PyTorch makes the scores of all pairs of positions."""
+    takes 16 bits alone, and without one PyTorch makes the scores of all pairs of positions. Under a mask, for
+    wider heads and for a single query Transformers repeats them itself."""
+    own = mask is None and query.shape[2] > 1 and key.shape[3] == value.shape[3] <= 256
     groups = query.shape[1] // key.shape[1]
-    if groups == 1 or query.dtype != torch.float32 or kind_of_device(query) != "cuda" or query.is_meta:
+    if groups == 1 or not own or query.dtype != torch.float32 or kind_of_device(query) != "cuda" or query.is_meta:
         return key, value
     if torch.is_autocast_enabled(query.device.type):
         return key, value

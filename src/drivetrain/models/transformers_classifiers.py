@@ -13,7 +13,7 @@ from torch import nn
 from drivetrain.errors import UserError, problem
 from drivetrain.memory.shortage import is_shortage
 from drivetrain.models.classifier_config import config_problems, quiet
-from drivetrain.models.model_folders import config_at, located, one_line, unloadable
+from drivetrain.models.model_folders import config_at, located, one_line, shapes_of_weights, unloadable
 
 if TYPE_CHECKING:
     from drivetrain.models.adapters import AdapterSet
@@ -111,7 +111,7 @@ def _load(
                 )
             given = {**_label_maps(labels), **overrides}
             if torch.get_default_device().type == "meta":
-                return _without_weights(auto, trained_config, given, trusted)
+                return _without_weights(auto, path, trained_config, given, trusted)
             model, info = _quantised(auto, path, trusted, given, streaming) or _loaded(auto, path, trusted, given)
         except UserError:
             raise
@@ -124,14 +124,20 @@ def _load(
     return model
 
 
-def _without_weights(auto: Any, config: Any, given: Mapping[str, Any], trusted: bool) -> nn.Module:
+def _without_weights(auto: Any, path: str, config: Any, given: Mapping[str, Any], trusted: bool) -> nn.Module:
     """Returns the model of a folder on PyTorch's meta device: for plans, and for ranks that get their weights from the
     first one. Transformers loads no weights onto that device."""
     for key, value in given.items():
         setattr(config, key, value)
-    model: nn.Module = auto.from_config(config, dtype=torch.float32, trust_remote_code=trusted)
-    setattr(model, AT_RANDOM, frozenset())
-    return model
+    model: Any = auto.from_config(config, dtype=torch.float32, trust_remote_code=trusted)
+    there = shapes_of_weights(path)
+    heads = {
+        name: p.shape for name, p in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")
+    }
+    new = frozenset(name for name, shape in heads.items() if there is not None and there.get(name) != tuple(shape))
+    setattr(model, AT_RANDOM, new)
+    made: nn.Module = model
+    return made
 
 
 def _loaded(auto: Any, path: str, trusted: bool, given: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:

@@ -29,7 +29,7 @@ CONVOLUTION_READS = 3.4
 MEMORY = 0.85  # element-wise kernels against the data sheet's bandwidth
 KERNEL_SECONDS = 4e-6  # of the smallest kernel on a GPU
 # the program needs from one operator of a model to the next, PyTorch without compiling: a Llama of 0.5B on an H200 took
-# 117 ms for 4,115 of them, and 143 ms for 5,363 (bench/results/gpu-nvidia-h200.md)
+# 117 ms for a step of 4,115 of them, and 143 ms for 5,363 (bench/results/planned-gpu.md); other hosts differ
 LAUNCH_SECONDS = 27e-6
 # bytes of element-wise operations that are left after compiling: fitted to the second row of bench/results/published.md
 FUSED = 0.5

@@ -107,8 +107,8 @@ class Heart:
             place, work, now = self._place(), self._work(), time.monotonic()
             used = [after - before for after, before in zip(work, worked, strict=True)]
             own, threads, children = (each / BEAT_SECONDS for each in used)
-            computes = (own >= OWN_WORK or threads >= THREADS_WORK) and not self._spins()
-            if place != stood or children >= CHILDRENS_WORK or computes:
+            moves_on = place != stood or children >= CHILDRENS_WORK
+            if moves_on or ((own >= OWN_WORK or threads >= THREADS_WORK) and not self._spins()):
                 self._moved()
             if self._moves != moves:
                 since = now

@@ -75,7 +75,7 @@ class Curve:
         return losses[-1], norms[-1]
 
     def flush(self, elapsed: Callable[[], float]) -> None:
-        """Reads the pending numbers and reports the newest step, unless it was left out of the training.
+        """Reads the pending numbers, notes the time, and reports the newest step unless the training left it out.
 
         elapsed: returns the seconds of the run. It is asked once the numbers are there, which waits for the device.
         """

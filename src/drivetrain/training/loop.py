@@ -54,6 +54,10 @@ def train(
     watch = Watch(run.numerics, run.precision_spec.scaled, progress.recent, engine.summed)
     curve = Curve(run, engine, progress, steps_per_epoch, around, watch)
     meters, before, start = around.meters, progress.elapsed_seconds, time.perf_counter()
+
+    def elapsed() -> float:
+        return before + time.perf_counter() - start
+
     while progress.step < total_steps:
         if _patience_is_over(run, progress):
             return "stopped_early"
@@ -73,17 +77,17 @@ def train(
         progress.step += 1
         progress.samples += len(window.indices)
         curve.add(PendingNumbers(progress.step, window.indices, loss, result, mark, was, engine.term_shares), lr_now)
-        progress.elapsed_seconds = before + time.perf_counter() - start
+        progress.elapsed_seconds = elapsed()
         due = _due(run, progress, total_steps, steps_per_epoch, around)
         if due.any or progress.step % run.tracking.log_every == 0:
-            curve.flush(lambda: before + time.perf_counter() - start)
+            curve.flush(elapsed)
         elif watch.refused(progress.step):
             curve.read()
         if due.evaluation:
             _evaluate_or_save(engine, run, progress, around)
         if due.save or _patience_is_over(run, progress):
             _save(progress, around)
-        progress.elapsed_seconds = before + time.perf_counter() - start
+        progress.elapsed_seconds = elapsed()
         meters.step_done(len(window.indices))
         around.after_step(progress.step)
         if due.stop and progress.step < total_steps:

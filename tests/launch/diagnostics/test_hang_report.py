@@ -378,3 +378,24 @@ def test_a_rank_that_spins_for_nccl_does_not_work_and_is_asked_cheaply(recorders
     """Each second, with Python's lock: the whole record takes 26 ms to read."""
     assert waits_on_gpu()
     assert recorders == [("_dump_nccl_trace", True)]
+
+
+@pytest.mark.parametrize(
+    ("idle", "waits"), [(True, False), (False, True), (None, False)], ids=["idle", "busy", "broken"]
+)
+def test_a_program_that_waits_for_its_gpu_does_not_work(
+    idle: bool | None, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without a collective under way; after an error of CUDA, which answers nothing more, it is not known."""
+
+    class Stream:
+        def query(self) -> bool:
+            if idle is None:
+                raise RuntimeError("CUDA error: device-side assert triggered")
+            return idle
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda number: number == 1, raising=False)
+    monkeypatch.setattr(torch.cuda, "default_stream", {1: Stream()}.__getitem__)
+    assert waits_on_gpu() is waits

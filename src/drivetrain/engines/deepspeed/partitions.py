@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 def forget_ended_groups() -> None:
     """Lets DeepSpeed make its groups anew in a process whose earlier ranks have parted, as after a notebook's first
-    run: it keeps them for the life of the process."""
+    run: it keeps them for the life of the process. PyTorch has no public question whether a group still is."""
     if groups._WORLD_GROUP is not None and groups._WORLD_GROUP not in dist.distributed_c10d._world.pg_map:
         groups._WORLD_GROUP = comm.cdb = None
 

@@ -181,12 +181,16 @@ def waits_on_gpu() -> bool:
 
 
 def _computes() -> bool:
-    """Returns whether work is queued on the default stream of a GPU that this process uses."""
+    """Returns whether work is queued on the default stream of a GPU that this process uses. False if CUDA refuses to
+    answer: after an error, which the training thread will report, and while a graph is captured."""
     import torch
 
     is_used: Any = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
     used = filter(is_used, range(torch.cuda.device_count()))
-    return any(not torch.cuda.default_stream(number).query() for number in used)
+    try:
+        return any(not torch.cuda.default_stream(number).query() for number in used)
+    except RuntimeError:
+        return False
 
 
 def _collective(entry: dict[str, Any], backend: str) -> PendingCollective:
