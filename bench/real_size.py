@@ -6,13 +6,14 @@
 The shape of Qwen2.5-0.5B (494 million parameters, tied embeddings, a vocabulary of 151,936) with random weights, in
 bf16-mixed, two samples of 64 tokens a step. Each side is a process of its own (or two ranks on one machine), in turns;
 what is compared is the least time of a step after the first, and the peak resident memory of rank 0 until the last
-step. Nothing is saved or evaluated on either side.
+step. Nothing is saved or evaluated on either side. Each row says how much processor time other programs took meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -25,8 +26,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
-from interleaved import BENCH, child_environment
+from interleaved import BENCH, ForeignWork, child_environment
 from plain_real_size import GLOBAL_BATCH, LENGTH, LORA, LR, STEPS
 from real_size_tracker import VARIABLE
 from tables import machine_line, markdown_table, write
@@ -79,7 +81,16 @@ def main() -> None:
 
 
 def make_model(work: Path) -> None:
-    """The model's folder, with a tokenizer of bytes, and a text."""
+    """Writes the model's folder, with a tokenizer of bytes, and a text, in a process of its own: two ranks of plain
+    DeepSpeed leave no gigabyte of this machine to the bench."""
+    making = multiprocessing.get_context("spawn").Process(target=written_model, args=(work,))
+    making.start()
+    making.join()
+    if making.exitcode:
+        raise RuntimeError(f"the model could not be made: exit code {making.exitcode}")
+
+
+def written_model(work: Path) -> None:
     import torch
     import transformers
 
@@ -120,20 +131,23 @@ def command(side: str, case: str, work: Path) -> list[str]:
 
 
 def measured(args: Sequence[str], work: Path, threads: str) -> Found:
-    """Seconds of a step, peak in bytes, and seconds from the start to the first step; the error where it fails."""
+    """Returns seconds of a step, peak in bytes, seconds from the start to the first step, and the cores that other
+    programs used meanwhile; the error where it fails."""
     steps = work / "steps.jsonl"
     steps.unlink(missing_ok=True)
     environment = child_environment() | {VARIABLE: str(steps), "OMP_NUM_THREADS": threads}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(BENCH), environment.get("PYTHONPATH", "")]))
-    start = time.monotonic()
+    start, watch = time.monotonic(), ForeignWork()
     with (work / "said.txt").open("w") as said:
         running = subprocess.Popen(args, cwd=work, env=environment, stdout=said, stderr=subprocess.STDOUT)
         while running.poll() is None and len(read(steps)) < STEPS and time.monotonic() - start < LIMIT_SECONDS:
             time.sleep(0.2)
         with suppress(subprocess.TimeoutExpired):
             running.wait(20 if "drivetrain" not in args else 0)
+        used = seconds_below(running.pid)
         running.kill()  # drivetrain's ranks end with it
         running.wait()
+    foreign = watch.cores(used)
     noted = read(steps)
     if len(noted) < STEPS:
         return {"error": (work / "said.txt").read_text().strip()[-400:]}
@@ -143,8 +157,20 @@ def measured(args: Sequence[str], work: Path, threads: str) -> Found:
         "step": min(times),
         "peak": noted[STEPS - 1]["peak"],
         "first": noted[0]["seconds"] - start,
+        "foreign": foreign,
         "losses": [round(each["loss"], 4) for each in noted[:STEPS]],
     }
+
+
+def seconds_below(pid: int) -> float:
+    """Returns the processor time of a process's children, whom it will not have waited for when it is killed."""
+    total = 0.0
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total += times.user + times.system
+    return total
 
 
 def read(steps: Path) -> list[dict[str, Any]]:
@@ -159,11 +185,11 @@ def wait_for_memory() -> None:
 
 def row(case: str, ours: Sequence[Found], plain: Sequence[Found]) -> list[str]:
     if any("error" in each for each in ours):
-        return [case, "failed", *[""] * 6]
+        return [case, "failed", *[""] * 7]
     own = middle(ours)
     if any("error" in each for each in plain):
         peak, step, first = f"{own['peak'] / 1e9:.1f}", f"{own['step']:.2f}", f"{own['first']:.0f}"
-        return [case, peak, "failed", "", step, "failed", "", first]
+        return [case, peak, "failed", "", step, "failed", "", first, f"{foreign_cores(ours):.2f}"]
     theirs = middle(plain)
     return [
         case,
@@ -174,7 +200,12 @@ def row(case: str, ours: Sequence[Found], plain: Sequence[Found]) -> list[str]:
         f"{theirs['step']:.2f}",
         f"{own['step'] / theirs['step']:.2f}",
         f"{own['first']:.0f} / {theirs['first']:.0f}",
+        f"{foreign_cores([*ours, *plain]):.2f}",
     ]
+
+
+def foreign_cores(found: Sequence[Found]) -> float:
+    return max(float(each["foreign"]) for each in found)
 
 
 def middle(found: Sequence[Found]) -> dict[str, float]:
@@ -183,6 +214,7 @@ def middle(found: Sequence[Found]) -> dict[str, float]:
 
 def page(rows: list[list[str]]) -> str:
     head = ["case", "GB", "plain GB", "ratio", "s a step", "plain", "ratio", "s to the first step (plain)"]
+    head.append("foreign cores")
     return "\n".join(
         [
             "# A model of half a billion parameters",
@@ -190,6 +222,7 @@ def page(rows: list[list[str]]) -> str:
             "Qwen2.5-0.5B's shape with random weights, bf16-mixed, two samples of 64 tokens a step; engines other than",
             "single, LoRA and QLoRA on two ranks of one machine. GB: peak resident memory of rank 0, to the last step,",
             f"imports included. Seconds: the quickest of steps 2 to {STEPS}. Ratios below 1: drivetrain takes less.",
+            "Foreign cores: the most that other programs used during a run of either side.",
             "`python bench/real_size.py` repeats it.",
             "",
             machine_line(),
