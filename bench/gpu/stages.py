@@ -32,7 +32,7 @@ REWARDED = {
 
 @dataclass(frozen=True)
 class Way:
-    """settings: of the run. workload: of its block. needs: packages. compares: whether the losses are a CPU's, in fp32."""
+    """settings: of the run. workload: of its block. needs: packages. compares: whether losses are compared, in fp32."""
 
     stage: str = "sft"
     settings: dict[str, Any] = field(default_factory=dict)
