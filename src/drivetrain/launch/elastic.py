@@ -18,7 +18,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.errors import RankError, RunError
 from drivetrain.launch.diagnostics.hang_report import last_sizes
 from drivetrain.launch.diagnostics.stack_request import forget, pulses
-from drivetrain.launch.diagnostics.watchdog import Watch, left_quietly, seen
+from drivetrain.launch.diagnostics.watchdog import HANG, Watch, left_quietly, seen
 from drivetrain.launch.job import Job, Result, lost
 from drivetrain.launch.outcome import RankOutcome, cause_of, clear, outcomes, raised
 from drivetrain.launch.rendezvous import Meeting
@@ -52,9 +52,7 @@ def one_attempt(task: Job, folder: Path, meeting: Meeting, processes: int) -> Re
     failure: ChildFailedError | None = None
     clear(folder)
     forget(folder)
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):  # each has a level of its own
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # we report failures once, ourselves
+    _quieten_elastic()
     with variables(_for_ranks(task, processes)), Watch(folder, task.run, meeting) as watch:
         try:
             command = ("-m", "drivetrain.launch.rank", str(folder), str(os.getpid()))
@@ -64,16 +62,25 @@ def one_attempt(task: Job, folder: Path, meeting: Meeting, processes: int) -> Re
         except RendezvousClosedError:
             raise Died("the other nodes had parted already") from None
         except RendezvousError as error:
-            raise RunError(meeting.unreachable(error)) from error
+            if watch.hang is None:  # else the first node has ended its ranks, and is gone
+                raise RunError(meeting.unreachable(error)) from error
         except SignalException as stopped:
             if not any(outcome.kind == "done" for outcome in outcomes(folder)):  # before they could save
                 if stopped.sigval == signal.SIGINT:
                     raise KeyboardInterrupt from None
                 raise RankError(f"ended by {signal.Signals(stopped.sigval).name}{lost(task)}") from None
-    if watch.hang is not None:
-        raise Hung(watch.hang)
+    elsewhere = [] if failure is None else [*meeting.heard(HANG).values()]
+    if watch.hang is not None or elsewhere:
+        raise Hung(watch.hang or elsewhere[0])
     _pass_on(failure, meeting)
     return _result(folder, failure)
+
+
+def _quieten_elastic() -> None:
+    """Silences torch elastic's loggers, each of which has a level of its own: failures are reported once, by us."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def devices_left(run: RunConfig) -> int:

@@ -33,6 +33,7 @@ from drivetrain.runtime.run_folder import RunFolder
 POLL_SECONDS = 1.0
 NOTICE_SECONDS = 45  # a possible hang is reported so early, and does not end the run yet
 GONE_SECONDS = 10  # a rank that ended without a word leaves others an error of the network, most times
+HANG = "hang"  # a message to other machines: a rank there fails at once when ranks here are ended
 NODES_SECONDS = 10  # in which the others say where their ranks stand
 
 
@@ -99,11 +100,14 @@ class Watch:
         """Reports which rank waits where, and ends the ranks. Their launcher sees that, and reads the reason."""
         own = self._rows(running, True)
         rows = sorted([*own, *self._others(own)], key=lambda row: row.rank)
-        if self._over.is_set() or self._goes_on(rows, running):  # since they were asked
+        # another machine's ranks may be ended by now, and ours with them
+        seen_elsewhere = bool(self._meeting.heard(HANG))
+        if not seen_elsewhere and (self._over.is_set() or self._goes_on(rows, running)):  # since they were asked
             return
         kept = self._keep(in_full(rows))
         _say(f"{table(rows)}{f'With stacks in {kept}' if kept else ''}")
         self.hang = f"hang: {blame(rows)}{since}"
+        self._meeting.tell(HANG, self.hang)
         kill(running.values())
 
     def _goes_on(self, rows: list[Row], running: Mapping[int, Pulse]) -> bool:
