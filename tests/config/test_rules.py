@@ -134,7 +134,7 @@ def test_processes_left_out_are_one_a_gpu_and_never_more() -> None:
     assert resolved(config(engine="ddp"), CPU).processes == 1
     assert resolved(config(), H100).processes is None
     (found,) = rules.check(config(engine="ddp", processes=16, batch_size=64), H100)
-    assert (found.field, found.why) == ("processes", "16 were given, but this machine has 8 GPUs")
+    assert (found.field, found.why) == ("processes", "16 were given, but the machine has 8 GPUs")
 
 
 def test_the_global_batch_is_over_all_devices_of_all_nodes() -> None:

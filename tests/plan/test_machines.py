@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from drivetrain.errors import Problem, UserError
 from drivetrain.plan.catalogue import catalogue
-from drivetrain.plan.machines import MOST_DEVICES, MOST_NODES, cluster
+from drivetrain.plan.machines import MOST_DEVICES, MOST_NODES, beyond_link, cluster
 from drivetrain.runtime.hardware import detect
 from tests.properties import examples
 
@@ -98,3 +98,19 @@ def test_several_nodes_of_a_kind_have_the_network_that_such_nodes_usually_have()
     assert two.over(1).network is None
     ethernet = cluster("2x8xA100-80GB@ethernet-100")
     assert ethernet.over(4).network == ethernet.network
+
+
+@pytest.mark.parametrize(
+    ("text", "offered"),
+    [("16xH100-80GB", "; 2x8xH100-80GB"), ("2x16xH100-80GB", "; 4x8xH100-80GB"), ("12xH100-80GB", "PCIe")],
+)
+def test_a_node_of_more_devices_than_its_link_joins_is_noted(text: str, offered: str) -> None:
+    note = beyond_link(cluster(text))
+    assert note is not None
+    assert "NVLink 4 joins 8 of H100-80GB" in note
+    assert offered in note
+
+
+@pytest.mark.parametrize("text", ["8xH100-80GB", "2x8xH100-80GB", "16xA100-80GB", "16xP40"])
+def test_others_are_not(text: str) -> None:
+    assert beyond_link(cluster(text)) is None

@@ -16,7 +16,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.plan.page import as_html, write_page
 from drivetrain.plan.page_chart import chart
 from drivetrain.plan.questions import QUESTIONS, general_chart, path_of
-from drivetrain.plan.rows import Plan
+from drivetrain.plan.rows import Plan, refused
 from drivetrain.plan.search import search
 from tests.plan.test_search import SPACE, large, run
 
@@ -64,6 +64,11 @@ def test_where_nothing_fits_the_path_ends_with_offers(base: RunConfig) -> None:
     assert path_of(plan).leaf == "more devices, 16 bits, an adapter"
     assert "no way of those asked fits" in path_of(plan).lines()[-1]
     assert any("such devices" in each for each in plan.offers)
+
+
+def test_where_nothing_could_be_planned_nothing_is_said_to_lack_memory(base: RunConfig) -> None:
+    lines = path_of(Plan("2 x A100", 2, (refused(base, base, "it cannot be traced"),), None)).lines()
+    assert lines == ["-> not known: nothing that was asked could be planned", "-> the reasons stand beside each way"]
 
 
 def test_slow_links_are_named(base: RunConfig) -> None:

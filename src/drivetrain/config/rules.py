@@ -90,7 +90,8 @@ def _batch(run: RunConfig) -> Iterator[Problem]:
 def _processes(run: RunConfig, machine: Machine) -> Iterator[Problem]:
     wanted = run.devices // run.nodes
     if machine.device == "cuda" and wanted > machine.device_count:
-        yield Problem("processes", f"{wanted} were given, but this machine has {machine.device_count} GPUs", "one each")
+        has = f"{machine.device_count} GPU{'s' * (machine.device_count != 1)}"
+        yield Problem("processes", f"{wanted} were given, but the machine has {has}", "each rank takes one: give fewer")
 
 
 def _length(run: RunConfig) -> Iterator[Problem]:

@@ -51,12 +51,22 @@ class _Call:
         """Returns a call. Without any target one ignored position stands for them: the head takes part in the backward
         pass, with gradients of 0, and no kernel gets a batch of no rows."""
         flat = targets.flatten()
-        found = np.flatnonzero(on_host(targets) != IGNORED)
+        found = _found(targets)
         count = len(found)
         if count == len(flat):
             return cls(wanted, targets.shape, count, None, flat)
         places = sent(torch.from_numpy(found if count else np.zeros(1, dtype=np.int64)), targets.device)
         return cls(wanted, targets.shape, count, places, flat[places])
+
+
+def places_of_targets(targets: Tensor) -> Tensor:
+    """Returns where the flattened batch has targets, (N,) int64. The host knows it of a batch that it sent, so that it
+    does not wait for the device, as it does for targets != -100."""
+    return sent(torch.from_numpy(_found(targets)), targets.device)
+
+
+def _found(targets: Tensor) -> np.ndarray:
+    return np.flatnonzero(on_host(targets) != IGNORED)
 
 
 @dataclass

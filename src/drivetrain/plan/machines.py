@@ -97,6 +97,19 @@ def too_many_nodes(wanted: int, there: int) -> list[Problem]:
     return [Problem("nodes", f"{wanted} were given, but the machine has {there} node{'s' * (there > 1)}", fix)]
 
 
+def beyond_link(machine: Cluster) -> str | None:
+    """Returns a note on nodes of more devices than their link joins, which is seldom what is meant; else None."""
+    link = None if machine.device is None else machine.device.link
+    if link is None or machine.devices_per_node <= link.reaches:
+        return None
+    each = machine.devices_per_node
+    note = f"{link.kind} joins {link.reaches} of {machine.name}: among the {each} of a node messages take PCIe"
+    if each % link.reaches or link.reaches == 2:
+        return note
+    nodes = machine.nodes * each // link.reaches
+    return f"{note}; {nodes}x{link.reaches}x{machine.name} is as many in nodes of {link.reaches}"
+
+
 def too_many_devices(wanted: int, there: Cluster) -> list[Problem]:
     """Returns the problem of a run that takes more devices of a node than it has; ranks of a processor share it."""
     if wanted <= there.devices_per_node or there.host.device == "cpu":

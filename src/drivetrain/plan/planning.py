@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +18,13 @@ from drivetrain.plan.as_asked import plan_as_asked
 from drivetrain.plan.calibration import kept
 from drivetrain.plan.catalogue import catalogue
 from drivetrain.plan.estimate import Traced
-from drivetrain.plan.machines import cluster, too_many_nodes
+from drivetrain.plan.machines import beyond_link, cluster, too_many_nodes
 from drivetrain.plan.overrides import after
 from drivetrain.plan.rows import Plan, Row
 from drivetrain.plan.search import search
 from drivetrain.plan.search_space import SEARCHED, Space, with_global_batch
 from drivetrain.runtime.run_folder import refuse_code_of_folders
+from drivetrain.workloads.generating import MakesSamples
 
 CANDIDATES = ("fp32", "tf32", "bf16-mixed")  # weights, their sums and updates stay in fp32
 
@@ -64,12 +65,22 @@ def planned(
 
 
 def _noted(plan: Plan, estimator: Traced) -> Plan:
-    """Returns the plan with a note where times in 8 bits are those of 16."""
+    """Returns the plan with notes of what its figures leave out or take for granted."""
+    return replace(plan, notes=(*plan.notes, *_notes(plan, estimator)))
+
+
+def _notes(plan: Plan, estimator: Traced) -> Iterator[str]:
     in_eight_bits = any(each.timing is not None and each.run.precision_spec.layers is not None for each in plan.rows)
-    if not in_eight_bits or not estimator.cluster.is_here or kept(estimator.host) is None:
-        return plan
-    note = "fp8: this machine's calibration has no products in 8 bits, so that the times are those of bf16"
-    return replace(plan, notes=(*plan.notes, note))
+    if in_eight_bits and estimator.cluster.is_here and kept(estimator.host) is not None:
+        yield "fp8: this machine's calibration has no products in 8 bits, so that the times are those of bf16"
+    if any(row.costs is not None and isinstance(estimator.samples.of(row.run), MakesSamples) for row in plan.rows):
+        yield (
+            "memory and times are those of updates: the answers that the model gives before them, their rewards and "
+            "evaluations are not planned, and often take longer"
+        )
+    apart = beyond_link(estimator.cluster)
+    if apart is not None:
+        yield apart
 
 
 def _is_open(override: str, asked: Collection[str]) -> bool:

@@ -44,6 +44,7 @@ QUESTIONS = (
     Question("layer", "Does a layer fit if neighbours divide it?", "mesh with tp and pp"),
 )
 NOTHING_FITS = "more devices, 16 bits, an adapter"
+NOTHING_KNOWN = "not known: nothing that was asked could be planned"
 LINKS = Question("links", "Do the links keep up with the devices?", "the largest micro-batch that fits")
 SLOW_LINKS = "fewer messages: larger steps, shards within a machine (hybrid), stages between machines"
 
@@ -74,7 +75,7 @@ def general_chart() -> Path:
 def path_of(plan: Plan) -> Path:
     """Returns the questions answered for a plan."""
     boxes: list[Box] = []
-    leaf = NOTHING_FITS
+    leaf = NOTHING_FITS if _is_known(plan) else NOTHING_KNOWN
     is_open = True
     for question in QUESTIONS:
         needed, figures = _needed(plan, question.key) if is_open else (None, "")
@@ -86,6 +87,11 @@ def path_of(plan: Plan) -> Path:
         if fits:
             is_open, leaf = False, question.leaf
     return Path(tuple(boxes), leaf, _links(plan), _outcome(plan))
+
+
+def _is_known(plan: Plan) -> bool:
+    """Returns whether the memory of any way is known: of one process's step, or of a row."""
+    return plan.base is not None or any(row.costs is not None for row in plan.rows)
 
 
 def _needed(plan: Plan, key: str) -> tuple[float | None, str]:
@@ -147,7 +153,7 @@ def _links(plan: Plan) -> Box | None:
 def _outcome(plan: Plan) -> str:
     choice = plan.choice
     if choice is None:
-        return "no way of those asked fits"
+        return "no way of those asked fits" if _is_known(plan) else "the reasons stand beside each way"
     others = _next_engine(plan.rows, choice)
     beside = (
         ""

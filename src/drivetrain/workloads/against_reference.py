@@ -12,8 +12,9 @@ from torch import Tensor
 
 from drivetrain.config.language import LanguageModel
 from drivetrain.models.adapters_off import adapters_off
+from drivetrain.models.language_head import places_of_targets
 from drivetrain.workloads.base import Batch
-from drivetrain.workloads.language_model import IGNORED, LanguageModelWorkload
+from drivetrain.workloads.language_model import LanguageModelWorkload
 from drivetrain.workloads.loss_contract import Auxiliary, LossContext
 
 REFERENCE = "reference"
@@ -56,8 +57,8 @@ class AgainstReference(LanguageModelWorkload):
         each of the `count` answers has."""
         targets = batch["targets"]
         losses = self._head.losses(model, self._given(batch), targets)  # type: ignore[arg-type]
-        owner = self._sample_of(batch)[targets != IGNORED]
-        return -losses, owner, torch.bincount(owner, minlength=count)
+        owner = self._sample_of(batch).flatten()[places_of_targets(targets)]
+        return -losses, owner, numbers_of(owner, count)
 
 
 class FromPreferences(AgainstReference):
@@ -65,6 +66,11 @@ class FromPreferences(AgainstReference):
         super().__init__(config, seed)
         self._settings, self._beta = config.preference, config.preference.beta_of(config.stage)
         self._losses = config.preference.losses(config.stage)
+
+
+def numbers_of(owner: Tensor, count: int) -> Tensor:
+    """Returns how many values each answer has, (count,) int64. `torch.bincount` would wait for the device."""
+    return torch.zeros(count, dtype=torch.int64, device=owner.device).index_add(0, owner, torch.ones_like(owner))
 
 
 def summed(values: Tensor, owner: Tensor, count: int) -> Tensor:

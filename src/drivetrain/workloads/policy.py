@@ -20,8 +20,9 @@ from drivetrain.config.reinforcement import LOSSES, PPO, RLOO
 from drivetrain.data.language.samples import PromptSample, Sample
 from drivetrain.memory.transfers import on_host
 from drivetrain.models.cross_entropy import cross_entropies
+from drivetrain.models.language_head import places_of_targets
 from drivetrain.workloads.advantages import advantages
-from drivetrain.workloads.against_reference import AgainstReference
+from drivetrain.workloads.against_reference import AgainstReference, numbers_of
 from drivetrain.workloads.base import Batch, BestMetric, Samples
 from drivetrain.workloads.exporting import PlainBatch
 from drivetrain.workloads.generating import JudgesAnswers, MakesSamples, Making, Prompt, Rollout
@@ -116,8 +117,8 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
     def loss_sums(self, model: nn.Module, batch: Batch, context: LossContext) -> Mapping[str, Tensor]:
         del context  # the reference's log-probabilities came with the answers
         policy, owner, lengths = self._answers(model, batch, self._count(batch))
-        places = batch["targets"] != IGNORED
-        advantage, old, reference = (batch[name][places] for name in VALUES)
+        places = places_of_targets(batch["targets"])
+        advantage, old, reference = (batch[name].flatten()[places] for name in VALUES)
         tokens, mean = Tokens(policy, old, advantage, owner, lengths), LOSSES[self._loss].mean
         losses = {LOSS: FORMULAS[self._loss](tokens, self._learning, self._importance)}
         if KL in self.terms:
@@ -131,10 +132,10 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
             return super()._answers(model, batch, count)
         targets = batch["targets"]
         logits = self._head.logits_at_targets(model, self._given(batch), targets)  # type: ignore[arg-type]
-        places = targets != IGNORED
-        owner = self._sample_of(batch)[places]
-        losses = cross_entropies(logits / self._learning.temperature, targets[places])
-        return -losses, owner, torch.bincount(owner, minlength=count)
+        places = places_of_targets(targets)
+        owner = self._sample_of(batch).flatten()[places]
+        losses = cross_entropies(logits / self._learning.temperature, targets.flatten()[places])
+        return -losses, owner, numbers_of(owner, count)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.models.cross_entropy import cross_entropies
+from drivetrain.models.language_head import places_of_targets
 from drivetrain.workloads.advantages import gae, whitened
+from drivetrain.workloads.against_reference import numbers_of
 from drivetrain.workloads.base import Batch
-from drivetrain.workloads.language_model import IGNORED
 from drivetrain.workloads.loss_contract import LOSS, Auxiliary, LossContext
 from drivetrain.workloads.policy import VALUES, PolicyWorkload
 from drivetrain.workloads.policy_losses import Tokens, clipped
@@ -55,8 +56,8 @@ class PpoWorkload(PolicyWorkload):
         Algorithms", equation 7; and of half the larger squared error of the value, as it is or within `value_clip` of
         the estimate before (Huang et al. 2022, "The 37 Implementation Details of PPO", detail 9)."""
         policy, values, owner, lengths = self._with_values(model, batch, context)
-        places = batch["targets"] != IGNORED
-        advantage, old, _, before, returns = (batch[name][places] for name in self.columns)
+        places = places_of_targets(batch["targets"])
+        advantage, old, _, before, returns = (batch[name].flatten()[places] for name in self.columns)
         bound = self._learning.value_clip
         near = before + (values - before).clamp(-bound, bound)
         errors = torch.maximum((values - returns).square(), (near - returns).square()) / 2
@@ -69,12 +70,12 @@ class PpoWorkload(PolicyWorkload):
         """Returns of each target its log-probability and the value before it, (N,); its answer, (N,); and how many
         targets each answer has."""
         targets = batch["targets"]
-        places = targets != IGNORED
+        places = places_of_targets(targets)
         logits, hidden = self._head.logits_and_hidden(model, self._given(batch), targets)
-        losses = cross_entropies(logits / self._learning.temperature, targets[places])
+        losses = cross_entropies(logits / self._learning.temperature, targets.flatten()[places])
         values = context.auxiliary[VALUE](hidden)[:, 0].float()
-        owner = self._sample_of(batch)[places]
-        return -losses, values, owner, torch.bincount(owner, minlength=self._count(batch))
+        owner = self._sample_of(batch).flatten()[places]
+        return -losses, values, owner, numbers_of(owner, self._count(batch))
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
