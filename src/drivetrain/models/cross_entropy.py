@@ -6,6 +6,7 @@ the logits. Here one tensor waits for the backward pass, and all else is made so
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
     if is_traceable_wrapper_subclass(logits) or not logits.requires_grad or rows >= len(logits):
         return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
     losses: Tensor = _Losses.apply(logits, targets, rows)
-    return losses.sum()
+    return reduce(torch.add, [part.sum() for part in losses.split(rows)])  # the order decides the last bit
 
 
 @torch.compiler.disable
