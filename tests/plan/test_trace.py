@@ -13,10 +13,12 @@ from torch import nn
 from drivetrain.config import engines as config
 from drivetrain.engines import traced_ddp
 from drivetrain.engines.autograd import AutogradEngine
+from drivetrain.plan import trace
 from drivetrain.plan.catalogue import catalogue
 from drivetrain.plan.deep_trace import Tracer
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.estimator import NotPlanned
+from drivetrain.plan.lines import totals
 from drivetrain.plan.machines import this_machine
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.plan.trace import Untraceable, step_costs
@@ -101,6 +103,41 @@ def test_a_model_of_a_folder_is_planned_as_one_of_its_config(run_file: str, tmp_
     words = saved(run_file, tmp_path)
     of_folder, of_config = (planned(run_file, each).memory.allocated for each in (words, []))
     assert of_folder == of_config
+
+
+MANY = [
+    ["micro_batch_size=1"],
+    ["micro_batch_size=1", "precision=fp16-mixed", "recompute=true"],
+    ["engine=ddp", "micro_batch_size=1", "batch_size=16"],
+    ["engine=fsdp", "micro_batch_size=1", "batch_size=16", "precision=bf16-mixed"],
+    ["engine=zero2", "micro_batch_size=1", "batch_size=16"],
+    ["engine=zero3", "micro_batch_size=1", "batch_size=16"],
+    ["engine={name: mesh, tp: 2}", "micro_batch_size=1"],
+]
+
+
+@pytest.mark.parametrize("overrides", MANY, ids=" ".join)
+def test_three_of_many_micro_batches_show_the_costs_of_all(
+    overrides: list[str], run_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*overrides, "processes=2"] if overrides[0].startswith("engine") else overrides
+    taken: list[int] = []
+    step = trace._step
+    monkeypatch.setattr(
+        trace, "_step", lambda engine, batches, *_: taken.append(len(batches)) or step(engine, batches, *_)
+    )
+    few = planned(run_file, words)
+    assert taken == [3, 2, 3]
+    monkeypatch.setattr(trace, "FEW", 100)
+    every = planned(run_file, words)
+    assert taken[3:] == [8, 8]
+    assert few.memory.allocated == every.memory.allocated
+    assert few.memory.window == every.memory.window
+    assert few.tokens == every.tokens
+    for name in ("operations", "messages"):
+        found, expected = totals(getattr(few, name)), totals(getattr(every, name))
+        assert found.keys() == expected.keys()
+        assert all(found[key] == pytest.approx(expected[key], rel=0.001) for key in expected)
 
 
 @pytest.mark.parametrize("quantised", ["{format: nf4}", "{format: nf4, double: false}", "{format: int8}"])

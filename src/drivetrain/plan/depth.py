@@ -11,19 +11,17 @@ same. If it is not, the costs do not grow evenly with the depth, and the whole m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 import numpy as np
 
+from drivetrain.plan.lines import on_line, totals
 from drivetrain.plan.memory import Levels, thinned
-from drivetrain.plan.step_costs import MemoryPart, Messages, Operations, StepCosts, StepMemory
+from drivetrain.plan.step_costs import MemoryPart, StepCosts, StepMemory
 
 DEPTHS = (2, 3, 4)  # blocks; the first one checks what the others predict
 NEAR = 0.005  # of the predicted figure, by which the check may be off
-Item = TypeVar("Item", Operations, Messages)
-Quantities = tuple[float, float, float]
 
 
 class NotLinear(ValueError):
@@ -63,8 +61,8 @@ def check_linear(lowest: DepthTrace, lower: DepthTrace, upper: DepthTrace, depth
     if off > NEAR * final.memory.allocated:
         raise NotLinear(f"its memory ({off / final.memory.allocated:.1%} off)")
     for name in ("operations", "messages"):
-        found, ends = _totals(getattr(upper.costs, name)), _totals(getattr(final, name))
-        for key, values in _totals(getattr(predicted, name)).items():
+        found, ends = totals(getattr(upper.costs, name)), totals(getattr(final, name))
+        for key, values in totals(getattr(predicted, name)).items():
             for own, other, end in zip(values, found.get(key, (0.0, 0.0, 0.0)), ends.get(key, values), strict=True):
                 if abs(own - other) * scale > NEAR * max(end, 1.0):
                     raise NotLinear(f"its {name} ({' '.join(map(str, key[:2]))})")
@@ -76,8 +74,8 @@ def extrapolated(lower: DepthTrace, upper: DepthTrace, depth: int) -> StepCosts:
     below, above = lower.costs, upper.costs
     return StepCosts(
         memory=replace(_memory(lower, upper, depth), window=below.memory.window),
-        operations=_scaled(below.operations, above.operations, share),
-        messages=_scaled(below.messages, above.messages, share),
+        operations=on_line(below.operations, above.operations, share),
+        messages=on_line(below.messages, above.messages, share),
         trained_parameters=_on_line(below.trained_parameters, above.trained_parameters, share),
         tokens=below.tokens,
         origin="traced",
@@ -166,68 +164,6 @@ def _parts(
     takes: MemoryPart = "temporaries" if parts.get("temporaries", 0) >= -rest else "activations"
     parts[takes] = max(0, parts.get(takes, 0) + rest)
     return parts
-
-
-# --- operations and messages -----------------------------------------------------------------------------------------
-
-
-def _scaled(below: Sequence[Item], above: Sequence[Item], share: float) -> tuple[Item, ...]:
-    """Returns the items at the depth. Calls of one size are as many as their line says, where both traces have some;
-    what else there is of a kind (one call over all parameters, which grows with them) is put together."""
-    found: list[Item] = []
-    first: dict[tuple[object, ...], list[Item]] = _grouped(below)
-    second: dict[tuple[object, ...], list[Item]] = _grouped(above)
-    for key in dict.fromkeys([*first, *second]):
-        low, high = first.get(key, []), second.get(key, [])
-        if len(low) == len(high) and all(_same_size(a, b) for a, b in zip(low, high, strict=True)):
-            found += [_line(a, b, share) for a, b in zip(low, high, strict=True)]
-        elif low and high:
-            found.append(_line(_sum(low), _sum(high), share))
-        else:
-            found += [each for each in (low or high)]
-    return tuple(found)
-
-
-def _same_size(one: Item, two: Item) -> bool:
-    """Returns whether the calls of both are of one size."""
-    sizes = [(_quantities(each)[1] + _quantities(each)[2]) / max(1, each.calls) for each in (one, two)]
-    return max(sizes) <= 2 * max(1.0, min(sizes))
-
-
-def _line(below: Item, above: Item, share: float) -> Item:
-    pairs = zip(_quantities(below), _quantities(above), strict=True)
-    return _with(below, [max(0.0, one + (two - one) * share) for one, two in pairs])
-
-
-def _sum(items: Sequence[Item]) -> Item:
-    return _with(items[0], [sum(each) for each in zip(*map(_quantities, items), strict=True)])
-
-
-def _with(each: Item, quantities: Sequence[float]) -> Item:
-    calls, flops, moved = quantities
-    more: dict[str, Any] = {"flops": flops} if isinstance(each, Operations) else {}
-    return replace(each, calls=max(1, round(calls)), bytes=moved, **more)
-
-
-def _quantities(each: Operations | Messages) -> Quantities:
-    return each.calls, each.flops if isinstance(each, Operations) else 0.0, each.bytes
-
-
-def _key(each: Operations | Messages) -> tuple[object, ...]:
-    if isinstance(each, Operations):
-        return each.kind, each.dtype
-    return each.collective, each.axis, each.ranks, each.stride
-
-
-def _grouped(items: Iterable[Item]) -> dict[tuple[object, ...], list[Item]]:
-    found: dict[tuple[object, ...], list[Item]] = {}
-    for each in items:
-        found.setdefault(_key(each), []).append(each)
-    return found
-
-
-def _totals(items: Sequence[Item]) -> dict[tuple[object, ...], Quantities]:
-    return {key: _quantities(_sum(group)) for key, group in _grouped(items).items()}
 
 
 def _on_line(first: int, second: int, share: float) -> int:

@@ -29,6 +29,7 @@ from drivetrain.measure import flops, observer
 from drivetrain.models.planned_device import planned_for
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.plan import trace_answers, trace_model
+from drivetrain.plan.lines import on_line
 from drivetrain.plan.memory import Levels, MemoryRecord
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.plan.trace_answers import OwnNumbers
@@ -43,6 +44,7 @@ from drivetrain.workloads.base import Workload
 DECIDES = (DataDependentOutputException, DynamicOutputShapeException)  # a number of a tensor decides what comes next
 # files that stand between a model and torch while it is traced
 OURS = (__file__, observer.__file__, flops.__file__, trace_answers.__file__, trace_model.__file__)
+FEW, STAND_INS = 5, 3  # micro-batches of a step that are all traced; those that stand for more
 CUDA_GRANULARITY = 512  # bytes; c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize
 
 
@@ -107,7 +109,8 @@ def _traced(
         with real_numbers():
             workload.rows = rows_of(run, machine, workload, compiles=False)
             window = first_window(run, on_cpu, workload, engine)
-        costs = record.of_two_steps(engine, without_numbers(window.micro_batches, mode), "traced")
+        batches = without_numbers(window.micro_batches, mode)
+        costs = record.of_two_steps(engine, batches, "traced", in_flight=run.engine.stages > 1)
         return costs, record.memory.levels()
 
 
@@ -135,31 +138,49 @@ class Record:
     def __init__(self, machine: Machine, whole: str = "dp") -> None:
         """whole: the axis that the group of all ranks is."""
         self.memory = MemoryRecord(CUDA_GRANULARITY if machine.device == "cuda" else 1)
-        self._operations = OperationRecord(whole)
+        self._operations, self._fewer = OperationRecord(whole), OperationRecord(whole)
         self._start = time.perf_counter()
 
     def of_two_steps(
-        self, engine: Engine, batches: list[MicroBatch], origin: Literal["traced", "measured"]
+        self,
+        engine: Engine,
+        batches: list[MicroBatch],
+        origin: Literal["traced", "measured"],
+        in_flight: bool = False,
     ) -> StepCosts:
-        """Takes two steps, and returns the costs of the second one."""
+        """Takes two steps, and returns the costs of the second one.
+
+        in_flight: whether several micro-batches are under way at once. Where they are not, and there are many, three
+        of the largest stand for all: from the second on each holds the same, and what one more costs shows beside two.
+        """
+        stand_ins = [max(batches, key=_size)] * STAND_INS if len(batches) > FEW and not in_flight else batches
+        share = 1.0
         with self.memory:
             _note_held(self.memory, engine, batches)
-            _step(engine, batches, self.memory)
+            _step(engine, stand_ins, self.memory)
+            if stand_ins is not batches:
+                share = sum(map(_size, batches)) / _size(stand_ins[0]) - (STAND_INS - 1)
+                with self._fewer:
+                    _step(engine, stand_ins[1:], self.memory)
             with self._operations:
-                _step(engine, batches, self.memory)
+                _step(engine, stand_ins, self.memory)
         for failure in (self.memory.failure, self._operations.failure):
             if failure is not None:
                 raise failure
         samples = sum(tensor.nbytes for batch in batches for tensor in batch.tensors.values())
         return StepCosts(
             memory=replace(self.memory.memory(), window=samples),
-            operations=self._operations.operations(),
-            messages=self._operations.messages(),
+            operations=on_line(self._fewer.operations(), self._operations.operations(), share),
+            messages=on_line(self._fewer.messages(), self._operations.messages(), share),
             trained_parameters=engine.engaged().trained_parameters,
             tokens=_tokens(batches, engine.data_world),
             origin=origin,
             seconds_taken=time.perf_counter() - self._start,
         )
+
+
+def _size(batch: MicroBatch) -> int:
+    return next(iter(batch.tensors.values())).numel()
 
 
 def _step(engine: Engine, batches: list[MicroBatch], memory: MemoryRecord) -> None:
