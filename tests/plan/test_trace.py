@@ -144,8 +144,8 @@ def test_three_of_many_micro_batches_show_the_costs_of_all(
 def test_adapters_of_a_base_in_few_bits_are_planned_as_measured(quantised: str, run_file: str, tmp_path: Path) -> None:
     words = [*saved(run_file, tmp_path), f"quantised_base={quantised}", "adapter={method: lora, rank: 4}"]
     words += ["precision=bf16-mixed"]
-    more = TABLE_BYTES if quantised == "{format: nf4}" else 0
-    assert planned(run_file, words).memory.allocated == measured_peak(read_run(run_file, words))[0] + more
+    more = {0, TABLE_BYTES} if quantised == "{format: nf4}" else {0}  # whether an earlier run has made the table
+    assert planned(run_file, words).memory.allocated - measured_peak(read_run(run_file, words))[0] in more
 
 
 def all_reduces(costs: StepCosts) -> int:
