@@ -130,7 +130,7 @@ def _resume(part: str, results: dict[str, Result]) -> Iterator[str]:
         "stopped": lambda found: f"the same bits at {found['step']}",
         "killed": lambda found: f"killed after step {found['killed_after_step']}, the same bits at {found['step']}",
         "out of memory, cut": lambda found: f"micro_batch_size: auto found {found['micro_batch_size']}",
-        "out of memory, told": lambda found: found["message"],
+        "out of memory, told": lambda found: found["message"].partition(";")[0],
         "hang": lambda found: f"reported after {found['seconds']:.0f} s ({found['way']}, {found['ranks']} rank(s))",
     }
     for name, result in results.items():
@@ -173,7 +173,7 @@ def planned_row(name: str, found: dict[str, Any], origins: Sequence[str]) -> lis
     seconds = [plan.get("seconds") for plan in plans]
     return [
         name,
-        "" if memory is None else f"{memory / 2**30:.2f}",
+        plans[-1].get("failed", "no plan") if memory is None else f"{memory / 2**30:.2f}",
         f"{found['peak_bytes'] / 2**30:.2f}",
         "" if memory is None else f"{memory / found['peak_bytes'] - 1:+.1%}",
         f"{found.get('reserved_bytes', found['peak_bytes']) / 2**30:.2f}",
@@ -246,7 +246,7 @@ def _side_row(goal: float | None, side: str, found: list[dict[str, Any]]) -> lis
         "" if share is None else f"{share:.1%}",
         "" if goal is None or share is None else f"{goal:.0%} {reached(share >= goal)}",
         f"{_median(found, 'peak_bytes') / 2**30:.2f}",
-        f"{_median(found, 'loss'):.3f}",
+        f"{_median(found, 'loss'):.3f}" if "loss" in found[0] else "",
     ]
 
 

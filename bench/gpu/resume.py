@@ -98,7 +98,7 @@ def told(given: dict[str, Any], setting: Setting, folder: Path) -> dict[str, Any
     limit = 0.1 if setting.device == "cuda" else 0.6
     done = _started(folder, *_limited(setting, folder, gib=limit), "output=run")
     said = " ".join((done.stdout + done.stderr).split())
-    message = said[said.find("out of memory") :][:300]
+    message = said[said.rfind("out of memory") :][:300]  # the last one ends the run
     if done.returncode != 1 or "out of memory" not in said:
         return {"missed": f"exit code {done.returncode}: {said[-300:]}"}
     return {"message": message}

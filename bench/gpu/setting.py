@@ -45,7 +45,7 @@ class Setting:
 
     @property
     def logs(self) -> Path:
-        """What cases printed that were not done."""
+        """Returns the folder that keeps the output of cases that failed, missed a check or were cut off."""
         return self.scratch / "logs" / self.name
 
     @property

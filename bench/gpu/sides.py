@@ -164,7 +164,7 @@ def _trainer(given: dict[str, Any], setting: Setting, folder: Path, data: Path, 
     )
     clock = Clock(setting.device, given["first"], given["last"])
     loss = timed(trainer, clock)
-    return {"seconds": clock.seconds, "loss": loss, **memory()}
+    return {"seconds": clock.seconds, "mean_loss": loss, **memory()}
 
 
 def _trl(given: dict[str, Any], setting: Setting, folder: Path, data: Path, rows: Rows) -> dict[str, Any]:
@@ -184,4 +184,4 @@ def _trl(given: dict[str, Any], setting: Setting, folder: Path, data: Path, rows
     trainer = of_trl(run, [json.loads(line) for line in data.read_text().splitlines()])
     clock = Clock(setting.device, given["first"], given["last"])
     loss = timed(trainer, clock)
-    return {"seconds": clock.seconds, "loss": loss, **memory()}
+    return {"seconds": clock.seconds, "mean_loss": loss, **memory()}

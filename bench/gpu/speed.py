@@ -55,7 +55,7 @@ def in_turns(settings: Sequence[dict[str, Any]], work: str, rounds: int, seconds
 
 
 class Clock:
-    """Seconds between two steps, each waited for on the device; peak memory from the first on."""
+    """Seconds between two steps, each waited for on the device."""
 
     def __init__(self, device: str, first: int, last: int) -> None:
         """first: number of the step after which the time begins, counted from 1; last: after which it ends."""
@@ -93,7 +93,8 @@ def measured_memory(device: str) -> Callable[[], dict[str, int]]:
 
 
 def our_memory(run: Path) -> dict[str, int]:
-    """Of a run on a GPU, from its report: the allocator's own peak begins anew at each point of a curve."""
+    """Returns the peak bytes of a run on a GPU from its report: a run resets the allocator's own peak at each point of
+    its curve."""
     found = json.loads((run / "report.json").read_text())["peak_memory"]
     return {f"{'peak' if name == 'allocated' else name}_bytes": found[name] for name in ("allocated", "reserved")}
 

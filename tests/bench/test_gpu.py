@@ -8,18 +8,19 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from bench.gpu import __main__ as command
 from bench.gpu import cases as running
 from bench.gpu import parity, plain, report, setting, sides, suite, workload
 from bench.gpu.cases import Case, Record, Result, run_part
-from bench.gpu.language import SIZES, folder_of
+from bench.gpu.language import SIZES, config_of, folder_of
 from bench.gpu.setting import Setting, slug
 from bench.gpu.speed import in_turns, peak_flops
 from drivetrain.config.load import validate
@@ -209,18 +210,9 @@ def test_sides_take_turns_and_the_order_swaps() -> None:
 def test_sizes_are_those_that_were_published(size: str, published: int | None) -> None:
     """meta-llama's model cards: Llama-3.2-1B and Llama-3.1-8B."""
     given = SIZES[size]
-    config = AutoConfig.for_model(
-        "llama",
-        hidden_size=given.width,
-        intermediate_size=given.inner,
-        num_hidden_layers=given.blocks,
-        num_attention_heads=given.heads,
-        num_key_value_heads=given.kv_heads,
-        tie_word_embeddings=given.tied,
-        vocab_size=given.vocabulary,
-    )
+    tokenizer = SimpleNamespace(eos_token_id=0, pad_token_id=1)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config_of(size, 64, tokenizer))
     count = sum(p.numel() for p in model.parameters())
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
     assert published in (count, None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from drivetrain.config import rules
 from drivetrain.config.load import load
@@ -17,7 +19,28 @@ from drivetrain.training.auto_settings import order_of
 from drivetrain.training.batching import window_slice
 from drivetrain.training.windows import windows_of
 
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
 MEASURED = 4  # steps: gloo's thread may let go of a buffer after the rank went on, which only adds to a step's peak
+
+
+def write_run(folder: Path, **data: Any) -> str:
+    """Writes the run file of a tiny Llama that trains on these data; returns its path."""
+    run = {
+        "workload": {"type": "language_model", "model": {"config": LLAMA}, "data": data},
+        "batch_size": 8,
+        "loop": {"steps": 2},
+        "schedule": {"name": "constant"},
+        "output": str(folder / "run"),
+    }
+    (folder / "run.yaml").write_text(json.dumps(run))
+    return str(folder / "run.yaml")
 
 
 def read_run(run_file: str, overrides: Sequence[str]) -> RunConfig:

@@ -22,7 +22,7 @@ from drivetrain.plan.step_costs import PARTS, StepCosts
 from drivetrain.plan.trace import step_costs
 from drivetrain.plan.trace_model import container_of_alike
 from drivetrain.training.assemble import read_workload
-from tests.plan.test_trace import LLAMA
+from tests.plan.measured import LLAMA
 
 BLOCKS = 12
 MACHINE = cluster("4xH100-80GB", catalogue())

@@ -15,7 +15,7 @@ from drivetrain.plan.estimate import Traced
 from drivetrain.plan.machines import this_machine
 from drivetrain.plan.rows import Plan
 from drivetrain.plan.stand_ins import with_made_data
-from tests.plan.test_trace import LLAMA
+from tests.plan.measured import LLAMA
 
 BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] w ##o ##r ##d"

@@ -24,20 +24,12 @@ from drivetrain.plan.step_costs import StepCosts
 from drivetrain.plan.trace import Untraceable, step_costs
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.assemble import read_workload
-from tests.plan.measured import measured_peak, measured_peaks, read_run
+from tests.plan.measured import measured_peak, measured_peaks, read_run, write_run
 from tests.ranks import RankPool
 
 WORLD = 2
 TABLE_BYTES = 1024  # of the values that codes of scales point into, one for the process
 SCALER_BYTES = 8  # its scale and its counter, which are not among what is measured
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}
 # one process: precisions, recompute, accumulation
 ALONE = [
     [],
@@ -71,19 +63,7 @@ NORM_BYTES = (0, 4, 8)
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("planned")
     (folder / "text.txt").write_text("All the world's a stage, and all the men and women merely players.\n" * 40)
-    run = {
-        "workload": {
-            "type": "language_model",
-            "model": {"config": LLAMA},
-            "data": {"train": str(folder / "text.txt"), "length": 32},
-        },
-        "batch_size": 8,
-        "loop": {"steps": 2},
-        "schedule": {"name": "constant"},
-        "output": str(folder / "run"),
-    }
-    (folder / "run.yaml").write_text(json.dumps(run))
-    return str(folder / "run.yaml")
+    return write_run(folder, train=str(folder / "text.txt"), length=32)
 
 
 def planned(run_file: str, overrides: list[str], rank: int = 0) -> StepCosts:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from drivetrain.plan.machines import cluster
 from drivetrain.plan.planning import planned as plan_of
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.plan.trace import step_costs
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.assemble import read_workload
-from tests.plan.measured import measured_peak, read_run
-from tests.plan.test_trace import LLAMA
+from tests.plan.measured import measured_peak, read_run, write_run
 
 PREFERENCES = [
     ["stage=dpo"],
@@ -36,19 +35,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     answers = [{"instruction": f"{n} + {n}?", "output": str(2 * n)} for n in range(40)]
     for name, rows in (("pairs", pairs), ("labelled", labelled), ("answers", answers)):
         (folder / f"{name}.json").write_text(json.dumps(rows))
-    run: dict[str, Any] = {
-        "workload": {
-            "type": "language_model",
-            "model": {"config": LLAMA},
-            "data": {"train": str(folder / "pairs.json"), "template": "plain", "length": 48},
-        },
-        "batch_size": 8,
-        "loop": {"steps": 2},
-        "schedule": {"name": "constant"},
-        "output": str(folder / "run"),
-    }
-    (folder / "run.yaml").write_text(json.dumps(run))
-    return str(folder / "run.yaml")
+    return write_run(folder, train=str(folder / "pairs.json"), template="plain", length=48)
 
 
 def of_stage(run_file: str, overrides: list[str]) -> list[str]:
@@ -90,3 +77,13 @@ def test_a_plan_of_rewards_says_that_answers_are_left_out(run_file: str) -> None
     words = of_stage(run_file, ["stage=grpo"])
     notes = plan_of(Path(run_file), [*words, "engine=single,ddp"], "2xA100-80GB").notes
     assert any("the answers that the model gives before them" in each for each in notes)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_packed_rows_take_one_call_of_attention_a_layer_on_a_gpu(precision: str, run_file: str) -> None:
+    """Whichever of the kernels for sequences end to end it is; on a CPU each sequence is a call."""
+    words = [f"data.train={Path(run_file).parent / 'answers.json'}", "workload.stage=sft", f"precision={precision}"]
+    run = read_run(run_file, [*words, "workload.model.config.num_attention_heads=2"])
+    costs = step_costs(run, cluster("1xH100").host, read_workload(run, training=True))
+    forward_and_backward = 2 * run.workload.model.config["num_hidden_layers"]
+    assert sum(each.calls for each in costs.operations if each.kind == "attention") == forward_and_backward

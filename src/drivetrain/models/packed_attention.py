@@ -88,13 +88,14 @@ class PackedAttention:
         return _one_by_one(module, query, key, value, attention_mask, band, how), None
 
     def _kernel(self, query: Tensor, dropout: float) -> str:
-        """Returns the kernel of the GPU here; of one that is planned for, if a trace can run it: without numbers."""
+        """Returns the kernel of the GPU here. For a GPU that is planned for, PyTorch's stands in for FlexAttention and
+        flash-attn, which a trace cannot run without numbers: each is one call a layer, and they keep as much."""
         if _is_on_gpu(query):
             return _kernel_here(self._choice, query.dtype, dropout, query.device, query.shape[-1])
         machine = planned_machine()
         capable = machine is not None and (machine.compute_capability or (0, 0)) >= AMPERE
         kernel = packed_kernels.kernel_of(self._choice, query.dtype, dropout, capable, query.shape[-1])
-        return kernel if kernel == "varlen" else "sdpa"
+        return "sdpa" if kernel == "sdpa" else "varlen"
 
     def _mask(self, make: Callable[..., Any], bounds: Tensor, *of: Any) -> Any:
         """Returns make(bounds, *of), made once; under a compiler in each layer, which then is one graph."""

@@ -16,7 +16,7 @@ from torch.nn.attention import varlen
 from drivetrain.memory.transfers import on_host, remember
 from drivetrain.models.planned_device import planned_machine
 
-# torch 2.11's kernel takes keys of fewer heads without being told; later ones want to be
+# torch 2.11's kernel accepts keys that have fewer heads than the queries; later versions ask for enable_gqa=True then
 ASKS_FOR_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 # in the order in which they are taken. PyTorch's own comes first: its kernel is flash-attn's, and it is an operator, so
 # that a compiled block stays one graph. FlexAttention breaks it in every layer, and its mask of blocks grows as T x T.

@@ -73,7 +73,8 @@ def _notes(plan: Plan, estimator: Traced) -> Iterator[str]:
     in_eight_bits = any(each.timing is not None and each.run.precision_spec.layers is not None for each in plan.rows)
     if in_eight_bits and estimator.cluster.is_here and kept(estimator.host) is not None:
         yield "fp8: this machine's calibration has no products in 8 bits, so that the times are those of bf16"
-    if any(row.costs is not None and isinstance(estimator.samples.of(row.run), MakesSamples) for row in plan.rows):
+    planned = {row.run.workload.model_dump_json(): row.run for row in plan.rows if row.costs is not None}
+    if any(isinstance(estimator.samples.of(run), MakesSamples) for run in planned.values()):  # data are read for each
         yield (
             "memory and times are those of updates: the answers that the model gives before them, their rewards and "
             "evaluations are not planned, and often take longer"
