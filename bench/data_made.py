@@ -1,4 +1,4 @@
-"""Data of any size for benchmarks: generated, in constant memory, the same for every seed.
+"""Data of any size for benchmarks: generated, in bounded memory, the same for every seed.
 
     python bench/data_made.py conversations data.jsonl --rows 500000
     python bench/data_made.py reviews reviews.csv.gz --rows 1000000
@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TextIO
 
@@ -25,6 +26,7 @@ import numpy as np
 VOCABULARY = 20_000
 SYLLABLES = [c + v + e for c in "bdfgklmnprstvw" for v in "aeiou" for e in ("", "n", "r", "s")]
 AT_ONCE = 1 << 16  # words drawn together
+AT_MOST_MADE = 200_000  # different rows
 STARS = ("bad", "good", "mixed")
 
 
@@ -93,8 +95,10 @@ KINDS: dict[str, Callable[[Words], dict[str, object]]] = {
 
 
 def rows(kind: str, count: int, seed: int = 0) -> Iterator[dict[str, object]]:
+    """Returns so many rows; those beyond AT_MOST_MADE are the first ones again."""
     words = Words(seed)
-    return (KINDS[kind](words) for _ in range(count))
+    made = (KINDS[kind](words) for _ in range(min(count, AT_MOST_MADE)))
+    return islice(cycle(made), count) if count > AT_MOST_MADE else made
 
 
 def write(path: Path, kind: str, count: int, seed: int = 0) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-EVERY = 0.25  # seconds
+EVERY = 0.5  # seconds; a process waits while its maps are looked at
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,8 @@ def test_a_disk_that_fills_up_is_an_error_that_names_the_folder_and_the_next_sta
     most: int, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_work, "BLOCK_BYTES", 10_000)
-    monkeypatch.setattr(block_work, "PROCESS_BYTES", TEXTS * 10 // processes)
+    monkeypatch.setattr(block_work, "MEASURED", 0.0)  # processes at once
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processes)))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # Python leaves a file of bytecode that the limit cut short
     with full_disk(most), pytest.raises(UserError) as error:
         get_blocks(tmp_path)

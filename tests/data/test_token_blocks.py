@@ -75,12 +75,35 @@ def test_blocks_and_processes_give_what_one_call_of_the_tokenizer_gives(
 ) -> None:
     rows = written(tmp_path, 200)
     monkeypatch.setattr(block_work, "BLOCK_TEXTS", 3)
-    monkeypatch.setattr(block_work, "PROCESS_BYTES", 1 if processes > 1 else 1 << 40)
+    monkeypatch.setattr(block_work, "MEASURED", 0.0)  # processes at once
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processes)))
     tokens, warning = stored_tokens(tokenizer, rows, indices, 16, tmp_path / "cache")
     texts = list(rows.first if indices is None else rows.first.taken(indices))
     assert parts(tokens) == tokenizer(texts, truncation=True, max_length=16)["input_ids"]
     assert warning is None
+
+
+@pytest.mark.parametrize(("pays_for", "all_here"), [(0.1, False), (1e9, True)], ids=["much work", "little work"])
+def test_processes_start_once_the_rate_of_this_one_says_that_they_pay(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pays_for: float, all_here: bool
+) -> None:
+    rows = written(tmp_path, 200)
+    monkeypatch.setattr(block_work, "BLOCK_TEXTS", 3)
+    monkeypatch.setattr(block_work, "MEASURED", 0.1)
+    monkeypatch.setattr(block_work, "PROCESS_SECONDS", pays_for)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    original, here = block_work.make_block, []
+
+    def slow(work: Any, number: int) -> None:
+        time.sleep(0.02)
+        here.append(number)
+        original(work, number)
+
+    monkeypatch.setattr(block_work, "make_block", slow)
+    tokens, _ = stored_tokens(tokenizer, rows, None, 16, tmp_path / "cache")
+    assert here
+    assert (len(here) == 67) == all_here
+    assert parts(tokens) == tokenizer(list(rows.first), truncation=True, max_length=16)["input_ids"]
 
 
 KILLED = """

@@ -464,7 +464,7 @@ def test_a_part_of_the_hub_s_is_refused_of_files_however_they_are_read(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "large":
-        monkeypatch.setattr("drivetrain.data.rows.LONG", 1)
+        monkeypatch.setattr("drivetrain.data.rows.LARGE", 1)
     source = {"path": write_lines(tmp_path / "a.jsonl", ROWS), "subset": "en", "split": "test"}
     with pytest.raises(UserError, match="is here as a file, without any subset en or split test"):
         workload(tmp_path, train=source, stream=way == "streamed")

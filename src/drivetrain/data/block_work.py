@@ -6,6 +6,7 @@ same as without a kill.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import subprocess
@@ -23,7 +24,8 @@ from drivetrain.data.byte_lengths import is_of_transformers
 from drivetrain.errors import RunError, UserError
 
 BLOCK_BYTES, BLOCK_TEXTS = 2 << 20, 4096  # of one call of a tokenizer, whose result is Python's objects
-PROCESS_BYTES = 64 << 20  # for each so many a further process pays: it takes seconds to start
+PROCESS_SECONDS = 5.0  # a process pays for each so many seconds of work that one has left: it takes seconds to start
+MEASURED = 1.0  # seconds, of which the rate of one process is taken
 SAID_EVERY = 10.0  # seconds, where no terminal shows a line that changes
 REFUSED = 3  # exit code of a process that met what the builder reports in words
 ANNOUNCED = 16 << 20  # bytes: work of at least so many is announced before its rate is known
@@ -87,7 +89,7 @@ def worked_off(work: Work, sizes: np.ndarray) -> None:
     left = [number for number in range(len(sizes)) if not block_file(work.folder, number).exists()]
     before = int(sizes.sum()) - int(sizes[left].sum())
     shown = Progress("tokenising", int(sizes.sum()), before)
-    for number in _finished(work, left, int(sizes.sum())):
+    for number in _finished(work, left, sizes):
         shown.add(int(sizes[number]))
     shown.end()
 
@@ -155,15 +157,21 @@ def make_block(work: Work, number: int) -> None:
 # --- processes -------------------------------------------------------------------------------------------------------
 
 
-def _finished(work: Work, left: Sequence[int], size: int) -> Iterator[int]:
-    """Yields the numbers of blocks as they are finished."""
-    processes = min(len(os.sched_getaffinity(0)), size // PROCESS_BYTES, len(left))
-    if processes < 2 or not is_of_transformers(work.tokenizer):  # else it may not travel
-        for number in left:
-            make_block(work, number)
-            yield number
-        return
-    yield from _in_processes(work, left, processes)
+def _finished(work: Work, left: Sequence[int], sizes: np.ndarray) -> Iterator[int]:
+    """Yields the numbers of blocks as they are finished: made here, until their rate says that processes pay."""
+    travels = is_of_transformers(work.tokenizer)
+    start, done = time.monotonic(), 0
+    for place, number in enumerate(left):
+        spent = time.monotonic() - start
+        if travels and spent >= MEASURED:
+            remaining = spent / done * int(sizes[left[place:]].sum()) if done else math.inf
+            processes = int(min(len(os.sched_getaffinity(0)), len(left) - place, remaining / PROCESS_SECONDS))
+            if processes > 1:
+                yield from _in_processes(work, left[place:], processes)
+                return
+        make_block(work, number)
+        done += int(sizes[number])
+        yield number
 
 
 def _in_processes(work: Work, left: Sequence[int], processes: int) -> Iterator[int]:

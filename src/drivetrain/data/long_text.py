@@ -10,7 +10,8 @@ from pathlib import Path
 from drivetrain.data.encodings import not_utf8
 from drivetrain.data.source_files import SourceFile
 
-LONG = 16 << 20  # bytes from which a file is read in pieces
+LONG = 1 << 21  # bytes from which a file is tokenised in pieces: a tokenizer takes a hundred bytes for each
+IN_PIECES = 16 << 20  # bytes from which a vocabulary is made of pieces cut at line ends, not of the text as a whole
 PIECE = 1 << 18  # bytes: tokenizers take longer for each byte of a longer text
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -40,7 +41,10 @@ class LongText:
         return any(piece.strip() for piece in self.pieces())
 
     def pieces(self) -> Iterator[str]:
-        """Yields pieces of whole lines, where the text has lines."""
+        """Yields pieces of whole lines, where the text has lines; a text of less than 16 MB as one."""
+        if self.end < IN_PIECES:
+            yield self.span(self.start, self.end)
+            return
         with self.path.open("rb") as opened:
             opened.seek(self.start)
             rest, at = b"", self.start

@@ -22,6 +22,7 @@ from drivetrain.data.row_blocks import ARROW, ENDINGS, TABLES, TEXTS, RowFile
 from drivetrain.data.tables import may_be_hub_id, read_table
 from drivetrain.errors import Problem, UserError, problem
 
+LARGE = 16 << 20  # bytes from which a data set's rows are read in blocks and kept on disk
 Row = dict[str, Any]
 
 
@@ -102,12 +103,12 @@ def large_files(path: str, field: str, documents: Documents = "file") -> list[Ro
         sizes = {name: text_bytes(file) for name, file in files.items()}
     except (UserError, OSError):  # opening them says why
         return []
-    if sum(sizes.values()) < LONG or any(
+    if sum(sizes.values()) < LARGE or any(
         ending(file) not in ENDINGS or not sizes[name] for name, file in files.items()
     ):
         return []
     whole = [name for name, file in files.items() if ending(file) in TEXTS and documents == "file"]
-    if any(sizes[name] >= LONG and not is_packed(files[name]) for name in whole):
+    if any(sizes[name] >= LARGE and not is_packed(files[name]) for name in whole):
         return []
     return [RowFile(file, name, field, documents) for name, file in files.items()]
 

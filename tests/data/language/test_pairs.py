@@ -227,7 +227,7 @@ def test_a_template_that_rewrites_history_refuses_the_pair_it_cannot_render_as_o
 def test_pairs_on_disk_give_the_same_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(f"ask {n}", f"yes {n}", f"no {n} " * (n % 5 + 1)) for n in range(40)]
     held = samples(tmp_path, rows)
-    monkeypatch.setattr("drivetrain.data.rows.LONG", 1)
+    monkeypatch.setattr("drivetrain.data.rows.LARGE", 1)
     pairs, _ = read(tmp_path, rows, samples=30)
     everything, _ = read(tmp_path, rows)
     assert (len(pairs), len(everything)) == (30, 40)

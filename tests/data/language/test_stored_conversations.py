@@ -64,7 +64,7 @@ ROWS[5]["messages"] += [{"role": "user", "content": "and"}, {"role": "assistant"
 
 @pytest.fixture
 def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "LONG", 1)
+    monkeypatch.setattr(rows, "LARGE", 1)
 
 
 def sets(folder: Path, *paths: str, **data: Any) -> list[DataSet]:
@@ -90,7 +90,7 @@ def written(folder: Path, kind: str, given: Sequence[Any] = ROWS) -> str:
 def test_they_are_those_of_a_whole_reading(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, kind)
     (whole,) = sets(tmp_path, path)
-    monkeypatch.setattr(rows, "LONG", 1)
+    monkeypatch.setattr(rows, "LARGE", 1)
     monkeypatch.setattr(row_blocks, "AT_ONCE", 9)
     (found,) = sets(tmp_path, path)
     assert isinstance(found.conversations, StoredConversations)
@@ -99,7 +99,7 @@ def test_they_are_those_of_a_whole_reading(kind: str, tmp_path: Path, monkeypatc
     assert list(found.conversations.places) == [each.where for each in whole.conversations]
     assert (found.name, found.rows, list(found.bad)) == (whole.name, whole.rows, [])
     drawn, of_whole = (sets(tmp_path, {"path": path, "samples": 11})[0].conversations for _ in "12")  # type: ignore[arg-type]
-    monkeypatch.setattr(rows, "LONG", 1 << 40)
+    monkeypatch.setattr(rows, "LARGE", 1 << 40)
     assert list(drawn) == list(of_whole) == list(sets(tmp_path, {"path": path, "samples": 11})[0].conversations)  # type: ignore[arg-type]
 
 
@@ -274,9 +274,9 @@ def test_samples_are_those_of_conversations_in_memory(
     tokenizer, path = made("qwen"), written(tmp_path, "jsonl")
     (tmp_path / "rewriting.jinja").write_text(REWRITING.replace("m.role == 'user'", "m.role != 'assistant'"))
     (whole,) = sets(tmp_path, path)
-    monkeypatch.setattr(rows, "LONG", 1)
+    monkeypatch.setattr(rows, "LARGE", 1)
     monkeypatch.setattr(block_work, "BLOCK_TEXTS", 7)
-    monkeypatch.setattr(block_work, "PROCESS_BYTES", 1 if processes > 1 else 1 << 40)
+    monkeypatch.setattr(block_work, "MEASURED", 0.0)  # processes at once
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processes)))
     (stored,) = sets(tmp_path, path)
     some = np.array([2, 3, 5, 8, 39])
@@ -295,7 +295,7 @@ def test_a_template_that_cannot_tell_replies_is_refused_in_words_by_several_proc
 ) -> None:
     (tmp_path / "odd.jinja").write_text("{% for m in messages %}{{ loop.length }}{{ m.content }}{% endfor %}")
     monkeypatch.setattr(block_work, "BLOCK_TEXTS", 7)
-    monkeypatch.setattr(block_work, "PROCESS_BYTES", 1)
+    monkeypatch.setattr(block_work, "MEASURED", 0.0)  # processes at once
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     (stored,) = sets(tmp_path, written(tmp_path, "jsonl"))
     with pytest.raises(UserError, match="does not tell replies from prompts"):
@@ -361,7 +361,7 @@ def test_a_run_has_the_same_samples_held_out_and_reported(
     options: dict[str, Any] = {"model": model, "bad_rows": 0.5, "evaluation_fraction": 0.2, "length": 48}
     readers = []
     for large in (1 << 40, 1, 1):
-        monkeypatch.setattr(rows, "LONG", large)
+        monkeypatch.setattr(rows, "LARGE", large)
         reader = LanguageReader(config(tmp_path, given, **options), 5)
         made_samples = reader.read()
         assert made_samples.evaluation is not None
@@ -389,11 +389,11 @@ def test_large_sets_of_documents_are_the_same_text(
     model = {"tokenizer": tokenizer, **({"vocabulary_size": 300} if tokenizer == "bpe" else {})}
     options: dict[str, Any] = {"stage": "pretrain", "model": model, "bad_rows": "drop", "evaluation_fraction": 0.2}
     monkeypatch.setattr(block_work, "BLOCK_TEXTS", 7)
-    monkeypatch.setattr(block_work, "PROCESS_BYTES", 1)
+    monkeypatch.setattr(block_work, "MEASURED", 0.0)  # processes at once
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processes)))
     found = []
     for large in (1 << 40, 1, 1):
-        monkeypatch.setattr(rows, "LONG", large)
+        monkeypatch.setattr(rows, "LARGE", large)
         reader = LanguageReader(config(tmp_path, documents, **options), 5)
         samples = reader.read()
         found.append((loaded(samples.train), loaded(samples.evaluation), samples.train.names, reader.warnings))

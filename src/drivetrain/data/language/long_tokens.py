@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from drivetrain.data.block_work import block_file, worked_off
+from drivetrain.data.flat_encoding import encode
 from drivetrain.data.long_text import LongText
 
 AROUND = 1 << 12  # bytes on each side of a piece
@@ -48,24 +49,17 @@ class PieceWork:
         first = start if piece == 0 else text.character(max(text.start, start - AROUND))
         last = stop if stop == text.end else text.character(min(text.end, stop + AROUND))
         before, own, after = text.span(first, start), text.span(start, stop), text.span(stop, last)
-        encoded = self.tokenizer([before + own + after], add_special_tokens=False, verbose=False)[0]
-        edges = len(before), len(before) + len(own)
-        length = edges[1] + len(after)
-        ids = np.array(encoded.ids, np.int32)
-        left, right = (_around(encoded, ids, edge, length) for edge in edges)
-        return {"ids": ids, "left": left, "right": right}
+        encoded = encode(self.tokenizer, [before + own + after], spans=True)
+        assert encoded.spans is not None
+        starts, edge = encoded.spans[:, 0], len(before)
+        left, right = (_around(starts - at, encoded.ids) for at in (edge, edge + len(own)))
+        return {"ids": encoded.ids, "left": left, "right": right}
 
 
-def _around(encoded: Any, ids: np.ndarray, edge: int, length: int) -> np.ndarray:
-    found: list[tuple[int, int, int]] = []
-    span = range(max(0, edge - COMPARED), min(length, edge + COMPARED))
-    inside = (token for place in span if (token := encoded.char_to_token(place)) is not None)
-    token, end = next(inside, 0), len(ids) if len(span) else 0
-    while token < end and (place := encoded.token_to_chars(token)[0]) < span.stop:
-        if place >= span.start:
-            found.append((place - edge, int(ids[token]), token))
-        token += 1
-    return np.array(found, np.int64).reshape(-1, 3)
+def _around(starts: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """starts: (N,), each token's first character, counted from the edge."""
+    near = np.flatnonzero((starts >= -COMPARED) & (starts < COMPARED))
+    return np.stack([starts[near], ids[near], near], axis=1).astype(np.int64)
 
 
 class NoPlaceError(Exception):
