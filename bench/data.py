@@ -6,8 +6,8 @@
 Each size is generated, run and deleted. Ours is a whole training until its first step, from which the same training on
 64 rows (400 pictures) is subtracted; theirs is load_dataset and map behind the imports, with as many processes. Memory
 is the largest sum of proportional shares over all processes, less that of the training on few rows (theirs: of the
-imports). Processor seconds are those of all processes, user and system, less the same. --peers runs the package datasets
-too, which `make test` installs. text is tokenised with a byte-pair vocabulary of 8,000, text-bytes byte by byte.
+imports). Processor seconds are those of all processes, user and system, less the same. --peers runs the package
+datasets too, which `make test` installs. text is tokenised with a byte-pair vocabulary of 8,000, text-bytes by bytes.
 """
 
 from __future__ import annotations

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
-from drivetrain.tracking.events import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepDone, Warned
+from drivetrain.tracking.events import (
+    CheckpointSaved,
+    Evaluated,
+    EvaluationProgress,
+    RunFinished,
+    RunStarted,
+    StepDone,
+    Warned,
+)
 from drivetrain.tracking.progress import ProgressTracker
 
 EVENTS = (
@@ -15,6 +24,7 @@ EVENTS = (
         "run", "runs/run", total_steps=20, first_step=0, samples_per_epoch=10, facts={"precision": "fp16-mixed"}
     ),
     StepDone(10, 0.5, 1.25, 2.0, 1e-3, 1024.0, 3, 100, 50.0, 2.0),
+    EvaluationProgress(10, 1024, 3000),
     Evaluated(10, {"accuracy": 0.75}, 0.5, best=True),
     CheckpointSaved(10, "runs/run/checkpoints/step-00000010", 2**20, 0.1),
     StepDone(20, 1.0, 1.0, 2.0, 1e-4, 1024.0, 3, 200, 50.0, 4.0),
@@ -59,6 +69,21 @@ def test_on_a_terminal_there_is_a_bar_with_time_left_and_evaluations_stay_above_
     assert "eta" in text
     assert "loss 1.0000" in text
     assert "accuracy 0.7500" in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_long_evaluation_says_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100, 1000, 10))
+    monkeypatch.setattr("drivetrain.tracking.progress.time.perf_counter", lambda: float(next(clock)))
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=160, color_system=None, highlight=False)
+    tracker = ProgressTracker(console=console)
+    tracker.handle(RunStarted("run", "runs/run", 1, 0, 10, {}))
+    tracker.handle(EvaluationProgress(1, 1024, 3000))
+    if tracker._bar is not None:
+        tracker._bar.refresh()
+    assert isinstance(console.file, io.StringIO)
+    assert "evaluating 1,024 of 3,000 samples" in console.file.getvalue()
+    tracker.close()
 
 
 def test_quiet_leaves_warnings_only() -> None:

@@ -334,3 +334,15 @@ def test_restarts_are_those_of_the_machine_that_was_there_longest() -> None:
     others = (100.0, ["the first", "the second", "the third"], 0.0)
     parts: Any = SimpleNamespace(attempt=mine, ranks=SimpleNamespace(all_gather=lambda own: [own, others]))
     assert effective(parts, 60.0, 50.0) == {"restarts": others[1], "effective_share": 0.6}
+
+
+def test_a_long_evaluation_says_how_far_it_is_and_the_record_is_the_same(
+    trained: Path, drivetrain: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drivetrain.training.evaluation.Shown.EVERY", 0.0)  # seconds
+    monkeypatch.setattr("drivetrain.tracking.progress.PLAIN_LINE_SECONDS", 0.0)
+    code, _, err = drivetrain("train", "run.yaml", "output=again")
+    assert code == 0
+    assert [each in err for each in ("evaluating 8 of 20 samples", "evaluating 20 of 20 samples")] == [True, True]
+    kinds = [[event["event"] for event in read_events(folder / "events.jsonl")] for folder in (trained, Path("again"))]
+    assert kinds[0] == kinds[1]

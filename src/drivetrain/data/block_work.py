@@ -22,13 +22,12 @@ import numpy as np
 from drivetrain.data.array_store import Store, Writer, check_room, replaced_when_whole, stored
 from drivetrain.data.byte_lengths import is_of_transformers
 from drivetrain.errors import RunError, UserError
+from drivetrain.runtime.progress_line import ProgressLine
 
 BLOCK_BYTES, BLOCK_TEXTS = 2 << 20, 4096  # of one call of a tokenizer, whose result is Python's objects
 PROCESS_SECONDS = 5.0  # a process pays for each so many seconds of work that one has left: it takes seconds to start
 MEASURED = 1.0  # seconds, of which the rate of one process is taken
-SAID_EVERY = 10.0  # seconds, where no terminal shows a line that changes
 REFUSED = 3  # exit code of a process that met what the builder reports in words
-ANNOUNCED = 16 << 20  # bytes: work of at least so many is announced before its rate is known
 
 
 class Work(Protocol):
@@ -88,7 +87,7 @@ def worked_off(work: Work, sizes: np.ndarray) -> None:
     """Makes each block whose file is missing. sizes: bytes of text of each block."""
     left = [number for number in range(len(sizes)) if not block_file(work.folder, number).exists()]
     before = int(sizes.sum()) - int(sizes[left].sum())
-    shown = Progress("tokenising", int(sizes.sum()), before)
+    shown = ProgressLine("tokenising", int(sizes.sum()), before)
     for number in _finished(work, left, sizes):
         shown.add(int(sizes[number]))
     shown.end()
@@ -218,47 +217,6 @@ def _work_off() -> None:
         except (UserError, OSError):  # OSError: of a full disk, which the builder reports with the folder's name
             sys.exit(REFUSED)
         os.write(1, f"{number}\n".encode())  # ends this process once the builder is gone: the pipe has no reader
-
-
-# --- what a user sees ------------------------------------------------------------------------------------------------
-
-
-class Progress:
-    """A line that says how far the work is and how long it will take, on a terminal from its first second on, elsewhere
-    for work that takes longer than two seconds."""
-
-    def __init__(self, what: str, total: int, done: int = 0) -> None:
-        """total, done: bytes of all the work, and of an earlier process's part."""
-        self._what, self._all = what, total
-        self._done = self._before = done
-        self._start = self._last = time.monotonic()
-        self._terminal = sys.stderr.isatty()
-        self._shown = self._terminal and total - done >= ANNOUNCED
-        if self._shown:
-            print(f"{what}: {(total - done) / 1e6:,.0f} MB", end="", file=sys.stderr, flush=True)
-
-    def add(self, size: int) -> None:
-        """Adds finished work. size: in bytes."""
-        self._done += size
-        now = time.monotonic()
-        first, then = (0.5, 0.5) if self._shown else (2.0, 0.5 if self._terminal else SAID_EVERY)
-        if now - self._start < first or now - self._last < then:
-            return
-        self._last = now
-        rate = (self._done - self._before) / (now - self._start)
-        remaining = int((self._all - self._done) / max(rate, 1))
-        line = (
-            f"{self._what}: {self._done / 1e6:,.0f} of {self._all / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s, "
-            f"{remaining // 60} min {remaining % 60} s left"
-        )
-        print(
-            f"\r{line}   " if self._terminal else line, end="" if self._terminal else "\n", file=sys.stderr, flush=True
-        )
-        self._shown = True
-
-    def end(self) -> None:
-        if self._shown and self._terminal:
-            print(file=sys.stderr)
 
 
 if __name__ == "__main__":

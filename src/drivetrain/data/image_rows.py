@@ -17,8 +17,8 @@ import pyarrow
 import pyarrow.parquet
 
 from drivetrain.data.array_store import Store, Writer, check_room, stored
-from drivetrain.data.block_work import Progress
 from drivetrain.errors import problem
+from drivetrain.runtime.progress_line import ProgressLine
 
 FORMAT = 1
 ROWS = 256  # read at once
@@ -54,7 +54,7 @@ def stored_images(
     def build(folder: Path) -> None:
         size = sum(size for _, size, _ in states)
         check_room(folder, size, "the images of the parquet files")
-        shown, rows = Progress("copying images", size), 0
+        shown, rows = ProgressLine("copying images", size), 0
         with Writer(folder) as writer:
             for file, (_, file_size, _) in zip(files, states, strict=True):
                 with pyarrow.parquet.ParquetFile(file) as opened:

@@ -24,10 +24,10 @@ import numpy as np
 
 from drivetrain.data.array_store import Store, Writer, stored
 from drivetrain.data.bad_rows import BadRow
-from drivetrain.data.block_work import Progress
 from drivetrain.data.shard_paths import shard_files
 from drivetrain.data.text_rows import MappedTexts
 from drivetrain.errors import Problem, RunError, UserError, counted, problem
+from drivetrain.runtime.progress_line import ProgressLine
 
 FORMAT = 1
 NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")  # WebDataset's: what stands before the first dot of a file's name
@@ -134,7 +134,7 @@ def _build(
     label_key: str | None,
 ) -> None:
     found, problems = _Found(), list[Problem]()
-    shown = Progress("listing archives", sum(size for size, _ in states))
+    shown = ProgressLine("listing archives", sum(size for size, _ in states))
     with Writer(folder) as writer:
         for number, file in enumerate(files):
             try:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from drivetrain.data.array_store import Store, Writer, check_room, stored
-from drivetrain.data.block_work import Progress
 from drivetrain.data.encodings import refusal_of
 from drivetrain.data.lazy_texts import LazyTexts, row_name
 from drivetrain.data.packed_files import ending, text_bytes
@@ -21,6 +20,7 @@ from drivetrain.data.source_files import SourceFile
 from drivetrain.data.table_blocks import Block, Table, open_table
 from drivetrain.data.tables import all_cut_short, place_of, refuse_nested, with_header_hint
 from drivetrain.errors import Problem, UserError, problem
+from drivetrain.runtime.progress_line import ProgressLine
 
 FORMAT = 4
 WHYS = ("it has no text", "it has no label", "it has too few columns")  # by the numbers that a store keeps
@@ -174,7 +174,7 @@ class _Pass:
         assumed."""
         rows, kept, ends = 0, 0, []
         sizes = [text_bytes(source.file) for source in self._sources]
-        shown = Progress(f"reading {self._path}", sum(sizes))
+        shown = ProgressLine(f"reading {self._path}", sum(sizes))
         with Writer(self._folder) as writer:
             for source, size in zip(self._sources, sizes, strict=True):
                 left = size  # other columns, quotes and compression make the texts fewer or more bytes than the file

@@ -17,9 +17,10 @@ from drivetrain.generation.text_metrics import ScoredAnswers, TextMetrics
 from drivetrain.inference.predicted_rows import PredictedRows, request_of
 from drivetrain.inference.weights import find_checkpoint, load_into
 from drivetrain.numerics.torch_precision import arithmetic
+from drivetrain.runtime.progress_line import SAMPLES, ProgressLine
 from drivetrain.training.assemble import assemble
 from drivetrain.training.evaluation import evaluate as evaluate_workload
-from drivetrain.training.evaluation import scores_of, write_gathered
+from drivetrain.training.evaluation import scores_of, unseen, write_gathered
 from drivetrain.workloads.base import NamedSamples, Workload
 from drivetrain.workloads.generating import Generates
 from drivetrain.workloads.sample_scores import scores_of_answers
@@ -37,7 +38,10 @@ def evaluate(run: RunConfig, machine: Machine, checkpoint: str, scores: Path | N
         load_into(engine, path)
         start = time.perf_counter()
         kept = None if scores is None else scores_of(workload)
-        metrics = evaluate_workload(run, workload, engine, scores=kept)
+        line = ProgressLine("evaluating", len(workload.evaluation) if ranks.is_first else 0, unit=SAMPLES)
+        shown = line.reach if ranks.is_first else unseen
+        metrics = evaluate_workload(run, workload, engine, scores=kept, shown=shown)
+        line.end()
         answers = _scored_answers(run, workload, engine, ranks)
         seconds = time.perf_counter() - start
         if kept is not None and scores is not None:
@@ -67,16 +71,18 @@ def predict(
     data: str | None,
     texts: Sequence[str] = (),
     begin: Callable[[dict[str, Any]], int] | None = None,
+    shown: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Yields one row a sample, in order: {"sample": name or number, ...the sample itself, ...what the workload
     predicts}, and its answer where the workload generates answers.
 
     data: a file or a folder; None: the evaluation data. texts: in place of them; a language model answers them. begin:
     called on the first rank with all that decides the rows; returns the number of those that are there already, which
-    are passed over. On several ranks all must exhaust the rows; the first one yields them.
+    are passed over. shown: whether a line on stderr says how far it is. On several ranks all must exhaust the rows; the
+    first one yields them.
     """
     with arithmetic(run.precision_spec, machine):
-        yield from rows_in_arithmetic(run, machine, checkpoint, data, texts, begin)
+        yield from rows_in_arithmetic(run, machine, checkpoint, data, texts, begin, shown)
 
 
 def rows_in_arithmetic(
@@ -86,6 +92,7 @@ def rows_in_arithmetic(
     data: str | None,
     texts: Sequence[str] = (),
     begin: Callable[[dict[str, Any]], int] | None = None,
+    shown: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Yields the rows of `predict` for a caller that enters `arithmetic` itself, around each next row or all of
     them."""
@@ -98,8 +105,13 @@ def rows_in_arithmetic(
     path = find_checkpoint(run, workload, checkpoint)
     load_into(engine, path)
     start = 0 if begin is None else ranks.on_first(lambda: begin(request_of(run, path, data, texts)))
-    rows = PredictedRows(run, workload, engine, ranks)
-    if samples is None:
-        yield from rows.of_prompts(prompts or (), start)
-    else:
-        yield from rows.of_samples(samples, start)
+    predicted = PredictedRows(run, workload, engine, ranks)
+    rows = predicted.of_prompts(prompts or (), start) if samples is None else predicted.of_samples(samples, start)
+    if not (shown and ranks.is_first):
+        yield from rows
+        return
+    line = ProgressLine("predicting", len(prompts or () if samples is None else samples), start, SAMPLES)
+    for row in rows:
+        yield row
+        line.add()
+    line.end()

@@ -74,8 +74,9 @@ def _predict(task: Job) -> Result:
 
     assert task.checkpoint is not None
     file = None if task.output is None else PredictionFile(task.output)
-    begin = {} if file is None else {"begin": file.begin}
-    rows = verbs.predict(task.run, detect(task.run.device), task.checkpoint, task.data, task.texts, **begin)
+    begin = None if file is None else file.begin
+    shown = file is not None or not sys.stdout.isatty()  # a line between rows on a terminal would be in their way
+    rows = verbs.predict(task.run, detect(task.run.device), task.checkpoint, task.data, task.texts, begin, shown)
     if not is_first_rank():
         return Result(code=0, value=sum(1 for _ in rows))
     if file is not None:

@@ -68,6 +68,16 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True)
+class EvaluationProgress(Event):
+    """Sent about once a second during an evaluation that takes longer. events.jsonl leaves it out."""
+
+    kind: ClassVar[str] = "evaluating"
+    step: int
+    done: int  # samples
+    total: int
+
+
+@dataclass(frozen=True)
 class MixtureEvaluated(Event):
     """Sent with an evaluation: for each data set {"name", "samples", "share"} of the training so far, and its loss and
     metrics where it has evaluation data of its own."""
@@ -152,7 +162,7 @@ class RunFinished(Event):
 
 
 EVENTS: tuple[type[Event], ...] = (
-    *(RunStarted, StepDone, Evaluated, MixtureEvaluated, Generated, RolledOut),
+    *(RunStarted, StepDone, EvaluationProgress, Evaluated, MixtureEvaluated, Generated, RolledOut),
     *(CheckpointSaved, CheckpointUploaded, Warned, Troubled, RunFinished),
 )
 _HINTS = {event.kind: get_type_hints(event) for event in EVENTS}

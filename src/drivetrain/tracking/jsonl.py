@@ -17,7 +17,7 @@ from typing import Any
 from drivetrain.runtime import storage
 from drivetrain.runtime.atomic_file import writing
 from drivetrain.runtime.strict_json import dumps, restored
-from drivetrain.tracking.events import Event, Generated, RolledOut, RunStarted, Tracker, well_formed
+from drivetrain.tracking.events import EvaluationProgress, Event, Generated, RolledOut, RunStarted, Tracker, well_formed
 
 LOG = logging.getLogger(__name__)
 FILE_NAME = "events.jsonl"
@@ -43,6 +43,8 @@ class JsonlTracker(Tracker):
         if isinstance(event, RunStarted):
             _cut_after(self._path, event.first_step, parsed)
             _cut_after(self._samples, event.first_step, _sample)
+        if isinstance(event, EvaluationProgress):
+            return
         if isinstance(event, Generated):
             _append(self._samples, ({"step": event.step, **sample} for sample in event.samples))
             return

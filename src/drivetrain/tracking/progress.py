@@ -14,6 +14,7 @@ from drivetrain.tracking.events import (
     CheckpointSaved,
     CheckpointUploaded,
     Evaluated,
+    EvaluationProgress,
     Event,
     Generated,
     MixtureEvaluated,
@@ -74,6 +75,8 @@ class ProgressTracker(Tracker):
                 self._start(event)
             case StepDone() if not self._quiet:
                 self._step(event)
+            case EvaluationProgress() if not self._quiet:
+                self._doing(f"evaluating {event.done:,} of {event.total:,} samples", event.step)
             case Evaluated() | MixtureEvaluated() | Generated() if not self._quiet:
                 self._evaluation(event)
             case CheckpointSaved() if not self._quiet and not self._console.is_terminal:
@@ -89,6 +92,8 @@ class ProgressTracker(Tracker):
                 values = "  ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
                 best = "  [green]best[/]" if event.best else ""
                 self._print(f"step {event.step:>6}  evaluation  {values}  ({event.seconds:.1f} s){best}")
+                if self._bar is not None:
+                    self._bar.update(self._task, description="evaluated")
             case MixtureEvaluated():
                 for each in event.sets:
                     self._print(f"step {event.step:>6}  {escape(set_text(each))}")
@@ -136,6 +141,14 @@ class ProgressTracker(Tracker):
             self._last_line = time.perf_counter()
             done = event.step / self._total
             self._print(f"step {event.step:>6}/{self._total} ({done:.0%})  epoch {event.epoch:.2f}  {text}  {rate}")
+
+    def _doing(self, text: str, step: int) -> None:
+        """Shows what goes on between two steps."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=text)
+        elif time.perf_counter() - self._last_line >= PLAIN_LINE_SECONDS:
+            self._last_line = time.perf_counter()
+            self._print(f"step {step:>6}  {text}")
 
     def _sample(self, step: int, sample: dict[str, Any]) -> None:
         """Prints the end of the prompt, the beginnings of answers, a line each."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -11,12 +12,12 @@ import numpy as np
 
 from drivetrain.config.run import RunConfig
 from drivetrain.data.fixed_rows import filled_in_order
-from drivetrain.data.loader import evaluation_batches
+from drivetrain.data.loader import MicroBatch, evaluation_batches
 from drivetrain.data.order import Order
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.runtime.atomic_file import writing
-from drivetrain.tracking.events import Event, MixtureEvaluated
+from drivetrain.tracking.events import EvaluationProgress, Event, MixtureEvaluated
 from drivetrain.training.judging import judged, means_of
 from drivetrain.training.mixture_report import mixture_report
 from drivetrain.training.progress import Progress
@@ -28,18 +29,25 @@ from drivetrain.workloads.sample_scores import SampleScores, in_order, write_sco
 EMPTY: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
+def unseen(done: int) -> None:
+    """Shows nothing of how far an evaluation is."""
+
+
 def evaluate(
     config: RunConfig,
     workload: Workload,
     engine: Engine,
     part: range | None = None,
     scores: SampleScores | None = None,
+    shown: Callable[[int], None] = unseen,
 ) -> dict[str, float]:
     """Returns loss and metrics over the evaluation data, or a part of them, every sample once. scores: takes those of
-    the samples that this rank evaluates."""
+    the samples that this rank evaluates. shown: called with the number of samples that all ranks have evaluated, after
+    each batch."""
     assert workload.evaluation is not None
     if isinstance(workload, JudgesAnswers):
         return means_of([*judged(workload, engine, config.evaluation_batch, part).values()])
+    cuts = evaluation_cuts(workload, config.evaluation_batch, part)
     batches = evaluation_batches(
         workload.evaluation,
         workload.collate,
@@ -47,10 +55,42 @@ def evaluate(
         config.loader,
         engine.data_rank,
         engine.data_world,
-        evaluation_cuts(workload, config.evaluation_batch, part),
+        cuts,
     )
-    values = engine.evaluate(batches, workload.metrics(), scores)
+    values = engine.evaluate(_counted(batches, cuts, engine.data_world, shown), workload.metrics(), scores)
     return {**values, **workload.derived(values)}
+
+
+def _counted(
+    batches: Iterator[MicroBatch], cuts: Sequence[range], data_world: int, shown: Callable[[int], None]
+) -> Iterator[MicroBatch]:
+    ends = np.cumsum([len(cut) for cut in cuts])
+    for turn, batch in enumerate(batches, 1):
+        yield batch
+        shown(int(ends[min(turn * data_world, len(cuts)) - 1]))
+
+
+class Shown:
+    """Sends how far an evaluation is, about once a second."""
+
+    EVERY = 1.0  # seconds
+
+    def __init__(self, send: Callable[[Event], None], step: int, total: int) -> None:
+        self._send, self._step, self._total = send, step, total
+        self._before = self._done = 0
+        self._last = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        """done: samples of this pass."""
+        self._done = self._before + done
+        if time.monotonic() - self._last >= self.EVERY:
+            self._last = time.monotonic()
+            self._send(EvaluationProgress(step=self._step, done=self._done, total=self._total))
+
+    def behind(self) -> Shown:
+        """Begins another pass, whose samples come behind those evaluated so far."""
+        self._before = self._done
+        return self
 
 
 class Evaluations:
@@ -77,9 +117,14 @@ class Evaluations:
             values = means_of([*rows.values()])
             by_set = {name: means_of([rows[number] for number in part]) for name, part in self._parts.items()}
         else:
+            parts = self._parts
+            assert self._workload.evaluation is not None
+            shown = Shown(
+                self._send, self._progress.step, len(self._workload.evaluation) + sum(map(len, parts.values()))
+            )
             of = functools.partial(evaluate, self._config, self._workload, self._engine)
-            values = of(scores=self._scores)
-            by_set = {name: of(part) for name, part in self._parts.items()}
+            values = of(scores=self._scores, shown=shown)
+            by_set = {name: of(part, shown=shown.behind()) for name, part in parts.items()}
         if not self._workload.data_sets:
             return values
         self._progress.by_set = by_set
@@ -120,13 +165,14 @@ def scores_of(workload: Workload) -> SampleScores:
     return SampleScores(by_class=True, ignored=accuracy.ignored)
 
 
-def evaluation_cuts(workload: Workload, bound: int, part: range | None) -> list[range] | None:
-    """Returns the samples of each of the evaluation's batches, or those of a part of it; None for `bound` after `bound`
-    of all. If packed rows have one length, batches fill them: one shape for all."""
+def evaluation_cuts(workload: Workload, bound: int, part: range | None = None) -> list[range]:
+    """Returns the samples of each of the evaluation's batches, or those of a part of it: `bound` after `bound`, or, if
+    packed rows have one length, as many as fill them: one shape for all."""
+    assert workload.evaluation is not None
+    if part is None:
+        part = range(len(workload.evaluation))
     lengths = workload.evaluation_lengths
     if workload.rows is None or lengths is None:
-        return None if part is None else [part[start : start + bound] for start in range(0, len(part), bound)]
-    if part is None:
-        return filled_in_order(lengths, workload.rows, bound)
+        return [part[start : start + bound] for start in range(0, len(part), bound)]
     cuts = filled_in_order(lengths[part.start : part.stop], workload.rows, bound)
     return [range(part.start + cut.start, part.start + cut.stop) for cut in cuts]

@@ -18,13 +18,13 @@ import numpy as np
 
 from drivetrain.data.array_store import Store, Writer, check_room, stored
 from drivetrain.data.bad_rows import BadRow
-from drivetrain.data.block_work import Progress
 from drivetrain.data.language.row_schema import RowError
 from drivetrain.data.packed_files import text_bytes
 from drivetrain.data.row_blocks import RowFile
 from drivetrain.data.source_files import SourceFile
 from drivetrain.data.text_rows import MappedTexts
 from drivetrain.errors import Problem, UserError
+from drivetrain.runtime.progress_line import ProgressLine
 
 T = TypeVar("T")
 FORMAT = 6
@@ -152,7 +152,7 @@ def _build(folder: Path, kind: type[StoredItems[T]], reading: Reading[T], source
     unreadable: list[Problem] = []
     counted: dict[str, int] = {}
     count = 0
-    shown = Progress(f"reading {', '.join(file.name for file in reading.files[:3])}", sum(sizes))
+    shown = ProgressLine(f"reading {', '.join(file.name for file in reading.files[:3])}", sum(sizes))
     with Writer(folder) as writer:
         _append(writer, [], [])
         for file, size in zip(reading.files, sizes, strict=True):
