@@ -185,9 +185,9 @@ def _in_processes(work: Work, left: Sequence[int], processes: int) -> Iterator[i
     workers = []
     reading, writing = os.pipe()
     try:
-        for number in range(processes):
-            worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=writing, env=environment)
-            workers.append(worker)
+        for _ in range(processes):
+            workers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=writing, env=environment))
+        for number, worker in enumerate(workers):  # a process reads once it has imported: by now all do so together
             assert worker.stdin is not None
             with worker.stdin:
                 pickle.dump((work, left[number::processes]), worker.stdin)
