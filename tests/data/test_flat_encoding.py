@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from drivetrain.data.byte_lengths import table_of
 from drivetrain.data.flat_encoding import encode
+from drivetrain.data.language.vocabularies import byte_tokenizer
 from tests.small_tokenizers import WORDS, made
 
 TEXTS = [
@@ -54,7 +55,12 @@ def with_prefix_space(tokenizer: Tokenizer) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
 
 
-SUMMED = {"plain": byte_level(), "NFC": byte_level(with_nfc)}
+SUMMED = {
+    "plain": byte_level(),
+    "NFC": byte_level(with_nfc),
+    "bytes": byte_tokenizer(["<|im_start|>", "<|im_end|>"]),
+    "bytes alone": byte_tokenizer(),
+}
 ASKED = {
     "lower case": byte_level(with_lower_case),
     "trimmed offsets": byte_level(with_trimmed_offsets),
@@ -81,6 +87,17 @@ def test_byte_level_tokens_stand_where_the_tokenizer_says(kind: str) -> None:
     agrees(SUMMED[kind], TEXTS)
     agrees(SUMMED[kind], TEXTS[-1:])
     agrees(SUMMED[kind], [""])
+
+
+def test_texts_whose_tokens_are_their_bytes_are_not_given_to_the_tokenizer() -> None:
+    table = table_of(SUMMED["bytes"])
+    assert table is not None
+    ids, lengths = table.encoded(["aé", "", "b"]) or ([], [])
+    assert (list(ids), list(lengths)) == ([*"aéb".encode()], [3, 0, 1])
+    assert table.encoded(["a", "b<|im_end|>"]) is None  # a token of its own, which the tokenizer finds
+    merged = table_of(SUMMED["plain"])
+    assert merged is not None
+    assert merged.encoded(["a"]) is None
 
 
 @pytest.mark.parametrize("kind", ASKED)

@@ -21,6 +21,7 @@ import numpy as np
 
 from drivetrain.data.array_store import Store, Writer, check_room, replaced_when_whole, stored
 from drivetrain.data.byte_lengths import is_of_transformers
+from drivetrain.data.mapped import READ_PAGES
 from drivetrain.errors import RunError, UserError
 from drivetrain.runtime.progress_line import ProgressLine
 
@@ -151,6 +152,7 @@ def make_block(work: Work, number: int) -> None:
     made = work.make(number)
     with replaced_when_whole(block_file(work.folder, number)) as aside, aside.open("wb") as opened:
         np.savez(opened, allow_pickle=False, **made)
+    READ_PAGES.release()  # of the rows: else a process ends with all that it read in its memory
 
 
 # --- processes -------------------------------------------------------------------------------------------------------

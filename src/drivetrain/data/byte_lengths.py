@@ -24,10 +24,22 @@ BYTES = 256
 
 @dataclass(frozen=True)
 class ByteTable:
-    """lengths: (V,) int64, bytes that each token stands for. composed: whether texts are brought to NFC first."""
+    """lengths: (V,) int64, bytes that each token stands for. composed: whether texts are brought to NFC first. added:
+    tokens that are looked for in texts as they are. of_bytes: (256,) int32, the token of each byte, if the vocabulary
+    has no others; else None."""
 
     lengths: np.ndarray
     composed: bool
+    added: tuple[str, ...]
+    of_bytes: np.ndarray | None
+
+    def encoded(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Returns ids (total,) int32 and lengths (N,) int64 of texts whose tokens are their bytes; None of others."""
+        if self.of_bytes is None or any(token in text for text in texts for token in self.added):
+            return None
+        held = [text.encode() for text in texts]
+        ids = self.of_bytes[np.frombuffer(b"".join(held), np.uint8)]
+        return ids, np.fromiter(map(len, held), np.int64, len(held))
 
     def placed(self, texts: Sequence[str], ids: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
         """Returns (total, 2) int64, the first character of each token and the one behind its last; None where the
@@ -75,8 +87,13 @@ def is_of_transformers(tokenizer: Any) -> bool:
     return type(tokenizer).__module__.startswith("transformers.")
 
 
-def flat_ids(tokenizer: Any, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ids (total,) int32 and lengths (N,) int64, without special tokens around texts and without offsets."""
+def flat_ids(tokenizer: Any, table: ByteTable, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ids (total,) int32 and lengths (N,) int64, without special tokens around texts and without offsets.
+
+    table: the tokenizer's.
+    """
+    if (found := table.encoded(texts)) is not None:
+        return found
     backend = tokenizer.backend_tokenizer  # which earlier calls left their own settings with
     backend.no_truncation()
     backend.no_padding()
@@ -100,7 +117,11 @@ def _table(backend: Any) -> ByteTable | None:
         lengths[number] = len(token)
     for each in content["added_tokens"]:
         lengths[each["id"]] = len(each["content"].encode())
-    return ByteTable(lengths, content["normalizer"] is not None)
+    of_bytes = None
+    if not content["model"]["merges"] and not content["model"].get("ignore_merges") and content["normalizer"] is None:
+        of_bytes = np.array([vocabulary[character] for character in characters_of_bytes()], np.int32)
+    added = tuple(each["content"] for each in content["added_tokens"])
+    return ByteTable(lengths, content["normalizer"] is not None, added, of_bytes)
 
 
 def _sums_up(content: Mapping[str, Any]) -> bool:

@@ -30,7 +30,7 @@ def encode(tokenizer: Any, texts: Sequence[str], spans: bool = False) -> Encoded
         return Encoded(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros((0, 2), np.int64) if spans else None)
     table = table_of(tokenizer) if tokenizer.is_fast else None
     if table is not None:
-        found, lengths = flat_ids(tokenizer, texts)
+        found, lengths = flat_ids(tokenizer, table, texts)
         places = table.placed(texts, found, lengths) if spans else None
         if places is not None or not spans:
             return Encoded(found, lengths, places)

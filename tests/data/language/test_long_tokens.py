@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.data import block_work, long_text
-from drivetrain.data.language import long_tokens
+from drivetrain.data.language import document_tokens, long_tokens
 from drivetrain.data.language.document_tokens import stored_ids
 from drivetrain.data.language.vocabularies import byte_tokenizer
 from drivetrain.data.long_text import LongText
@@ -123,3 +123,16 @@ def test_a_mark_at_the_beginning_is_no_text(tmp_path: Path) -> None:
     tokenizer = made("gpt2")
     ids, _ = stored_ids([written(tmp_path, "\ufeff" + TEXTS["words"])], [], tokenizer, tmp_path / "cache")
     assert ids.tolist() == whole(tokenizer, TEXTS["words"])
+
+
+def test_a_disk_without_room_for_the_tokens_of_a_text_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = written(tmp_path, TEXTS["words"])
+    size = text.path.stat().st_size
+    wanted = []
+    monkeypatch.setattr(document_tokens, "check_room", lambda _, room, what: wanted.append(room))
+    stored_ids([text], [], byte_tokenizer(), tmp_path / "bytes")
+    stored_ids([text], [], made("gpt2"), tmp_path / "gpt2")
+    assert wanted[0] == pytest.approx(size * (4 + 1))  # a token a byte: in the array, and in the pieces' files
+    assert wanted[1] == pytest.approx(len(whole(made("gpt2"), TEXTS["words"])) * (4 + 2), rel=0.1)

@@ -14,7 +14,7 @@ from drivetrain.data.array_store import Writer, check_room, default_root, stored
 from drivetrain.data.block_work import remove_blocks, stored_blocks
 from drivetrain.data.flat_encoding import Encoded, encode
 from drivetrain.data.language.documents import StoredTexts
-from drivetrain.data.language.long_tokens import tokens_of
+from drivetrain.data.language.long_tokens import compact, tokens_of
 from drivetrain.data.long_text import LongText
 from drivetrain.data.token_cache import content_key
 
@@ -44,8 +44,8 @@ def stored_ids(
 
     def build(folder: Path) -> None:
         long = [each for each in contents if isinstance(each, LongText)]
-        # of ordinary text a token is three bytes or more and takes four, in its piece and in the array
-        check_room(folder, 3 * sum(each.end for each in long), "tokenising them")
+        if long:
+            check_room(folder, _room(tokenizer, long), "tokenising them")
         with Writer(folder) as writer:
             for part in _parts(contents, long, np.array(end, np.int32), tokenizer, folder):
                 writer.append("ids", part)
@@ -56,6 +56,17 @@ def stored_ids(
 
     found, warning = stored(root, f"texts-{key}", build)
     return found.array("ids"), warning
+
+
+def _room(tokenizer: Any, long: Sequence[LongText]) -> int:
+    """Returns the bytes that the texts' tokens take, in the files of pieces and in the array, judged by one piece."""
+    longest = max(long, key=lambda each: each.end)
+    places = longest.places()
+    middle = len(places) // 2
+    start, stop = places[middle - 1], places[middle]
+    ids = encode(tokenizer, [longest.span(start, stop)]).ids
+    tokens = len(ids) * sum(each.end for each in long) / max(1, stop - start)
+    return int(tokens * (ids.itemsize + compact(ids).itemsize))
 
 
 def _parts(

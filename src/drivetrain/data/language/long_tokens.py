@@ -40,8 +40,9 @@ class PieceWork:
         return [(text, piece) for text, places in enumerate(self.places) for piece in range(len(places) - 1)]
 
     def make(self, number: int) -> dict[str, np.ndarray]:
-        """Returns ids: (N,) int32, of the piece with the text around it; left, right: (K, 3) int64, for each token of
-        the characters compared at that end its first character, counted from the piece's edge, its id and its number.
+        """Returns ids: (N,), of the piece with the text around it, in as few bytes as they need; left, right: (K, 3)
+        int64, for each token of the characters compared at that end its first character, counted from the piece's edge,
+        its id and its number.
         """
         text, places = self.texts[self.blocks[number][0]], self.places[self.blocks[number][0]]
         piece = self.blocks[number][1]
@@ -53,7 +54,12 @@ class PieceWork:
         assert encoded.spans is not None
         starts, edge = encoded.spans[:, 0], len(before)
         left, right = (_around(starts - at, encoded.ids) for at in (edge, edge + len(own)))
-        return {"ids": encoded.ids, "left": left, "right": right}
+        return {"ids": compact(encoded.ids), "left": left, "right": right}
+
+
+def compact(ids: np.ndarray) -> np.ndarray:
+    """Returns the same ids in the smallest type of unsigned numbers that holds them."""
+    return ids.astype(np.min_scalar_type(int(ids.max(initial=0))))
 
 
 def _around(starts: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -91,7 +97,7 @@ def _joined(tokenizer: Any, text: LongText, folder: Path, numbers: range) -> Ite
         yield from _whole(tokenizer, text)
         return
     for number, (start, stop) in zip(numbers, bounds, strict=True):
-        yield _loaded(folder, number)["ids"][start:stop]
+        yield _loaded(folder, number)["ids"][start:stop].astype(np.int32)
 
 
 def _whole(tokenizer: Any, text: LongText) -> Iterator[np.ndarray]:
