@@ -21,11 +21,12 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
-.PHONY: help demo test test-all test-versions parity chaos fuzz mutants gpu gpu-report lint bench clean
+.PHONY: help demo test test-long test-all test-versions parity chaos fuzz mutants gpu gpu-report lint bench clean
 
 help:
 	@echo "make demo      install, train the digits recipe at four precisions and on eight engines, and compare"
-	@echo "make test      install and run the tests but the slow ones, in ten minutes on two cores; JOBS=4: on four"
+	@echo "make test      install and run the tests but the long and slow ones, in ten minutes on two cores; JOBS=4: on four"
+	@echo "make test-long the fifty long ones, in about ten minutes more"
 	@echo "make test-all  all tests, one after another, and property tests with all their examples; much longer"
 	@echo "make test-versions  the tests on Python 3.11 to 3.13 with the lowest and the newest packages; needs uv, 30 GB, hours"
 	@echo "make parity    every engine against plain PyTorch, all cases; writes docs/background/parity.md"
@@ -45,9 +46,13 @@ demo: $(VENV)/.installed
 
 # a file's tests stay together, as they share what they set up, and files come as tests/conftest.py orders them: xdist
 # would begin with those of most tests; threads of one process would only disturb the other
+PARALLEL := OMP_NUM_THREADS=1 DRIVETRAIN_TEST_FEW_EXAMPLES=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+	--no-loadscope-reorder --durations=60 --durations-min=4
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 DRIVETRAIN_TEST_FEW_EXAMPLES=1 $(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile \
-		--no-loadscope-reorder --durations=80 --durations-min=4
+	$(PARALLEL) -m "not slow and not long"
+
+test-long: $(VENV)/.installed-dev
+	$(PARALLEL) -m "long and not slow"
 
 test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest

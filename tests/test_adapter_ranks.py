@@ -173,6 +173,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [

@@ -32,6 +32,7 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_pages_examples_run_as_one_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written("linear", None, Path("linear.yaml"))

@@ -205,6 +205,7 @@ def test_a_stopped_run_goes_on_without_its_bad_steps(run: Path, failed: Path, dr
     assert names == [f"former-step-{STEP:08d}", f"step-{STEP:08d}", "step-mine"]
 
 
+@pytest.mark.long
 def test_a_step_is_replayed_as_it_was_cut_when_memory_had_run_out(tmp_path: Path, drivetrain: Call) -> None:
     short = "        if len(x) > 4: raise torch.OutOfMemoryError('CUDA out of memory')\n        return self.last"
     (tmp_path / "net.py").write_text(MODULE.format(bad=BAD).replace("        return self.last", short))

@@ -99,6 +99,7 @@ def wait_for_kill_moment(process: Child, output: Path, dice: random.Random, whil
         time.sleep(0.0005)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("times", "total", "different"), [(2, 72, 1), pytest.param(10, 300, 4, marks=pytest.mark.slow)], ids=["two", "ten"]
 )

@@ -99,6 +99,7 @@ def over_ranks(
         OuterLauncher.here = before  # type: ignore[method-assign]
 
 
+@pytest.mark.long
 def test_ranks_with_uneven_batches_give_the_curve_of_one_process_and_go_on_exactly(
     ranks: Callable[[int], RankPool], tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ except drivetrain.UserError as error:
 """
 
 
+@pytest.mark.long
 def test_a_script_without_a_guard_trains_what_only_it_defines(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "beside.py").write_text("SCALE = 2.0\n")

@@ -81,6 +81,7 @@ def visit(page: Any, place: str) -> None:
     page.goto(f"{page.url.split('#')[0]}{place}")
 
 
+@pytest.mark.long
 def test_a_run_is_trained_by_clicks_alone_and_started_once(page: Any, trained: str) -> None:
     visit(page, f"#/runs/{trained}")
     page.wait_for_selector("[data-chart=loss] canvas")
@@ -341,6 +342,7 @@ def test_data_are_chosen_by_clicks(page: Any, folder: Path) -> None:
     until(page, lambda: page.input_value("#field-workload-data-train") == str(folder / "pictures"))
 
 
+@pytest.mark.long
 def test_a_run_that_fails_shows_its_cause(page: Any, tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "broken.png").write_bytes(b"this is no picture")

@@ -99,6 +99,7 @@ def starts(folder: Path, name: str) -> list[dict[str, Any]]:
     return [event for line in lines if (event := json.loads(line))["event"] == "run_started"]
 
 
+@pytest.mark.long
 def test_runs_outlive_a_killed_server_and_stop_save_and_resume(tmp_path: Path) -> None:
     with place(tmp_path):
         board = Started(tmp_path)

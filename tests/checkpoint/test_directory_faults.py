@@ -207,6 +207,7 @@ print(f"{kills} kills by event")
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", ["same step", "new steps"])
 def test_killed_at_any_moment_the_newest_good_checkpoint_is_one_that_was_saved(tmp_path: Path, steps: str) -> None:
     done = subprocess.run(

@@ -116,6 +116,7 @@ def test_every_ending_is_a_row_with_its_reason(many: int, drivetrain: Call) -> N
     assert time.monotonic() - started < 15
 
 
+@pytest.mark.long
 def test_cells_refused_by_a_rule_are_rows_and_no_failure(drivetrain: Call) -> None:
     code, out, _ = drivetrain("compare", "run.yaml", "precision=fp32,tf32", "--seeds", "2")
     assert code == 0
@@ -153,6 +154,7 @@ def test_a_matrix_that_cannot_start_at_all_is_refused(drivetrain: Call) -> None:
     assert err.count("holds neither") == 2
 
 
+@pytest.mark.long
 def test_other_axes_measure_nothing_twice_and_keep_the_earlier_page(drivetrain: Call) -> None:
     folder = Path("runs/run-compare")
     code, _, err = drivetrain("compare", "run.yaml", "batch_size=16,32")
@@ -192,6 +194,7 @@ def test_other_axes_measure_nothing_twice_and_keep_the_earlier_page(drivetrain: 
     assert len(list((folder / "earlier").glob("unreadable-*/comparison.html"))) == 1
 
 
+@pytest.mark.long
 def test_predicting_is_compared_too(drivetrain: Call) -> None:
     code, out, err = drivetrain("compare", "run.yaml", "batch_size=8,32", "--verb", "predict")
     assert code == 0, err
@@ -203,6 +206,7 @@ def test_predicting_is_compared_too(drivetrain: Call) -> None:
     assert kept["rows"][0]["runs"][0]["report"]["samples"] >= 160
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_an_interrupted_comparison_keeps_finished_cells_and_runs_half_ones_anew(
     number: signal.Signals, here: Path, drivetrain: Call

@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from drivetrain.config.workload import TextData
-from drivetrain.data import block_work, table_blocks, text_rows
+from drivetrain.data import table_blocks, text_rows
 from drivetrain.data.texts import Texts, num_shared, read_texts
 from drivetrain.errors import UserError
+from drivetrain.runtime import progress_line
 from tests.properties import examples
 
 TEXTS = some.text(some.characters(exclude_categories=["Cs"], exclude_characters="\x00\r"), max_size=12)
@@ -203,7 +204,7 @@ def test_a_long_reading_says_how_far_it_is_and_how_long_it_will_take(
             self.now += 11  # seconds: each look is one at which a line is due
             return self.now
 
-    monkeypatch.setattr(block_work, "time", Clock())
+    monkeypatch.setattr(progress_line, "time", Clock())
     monkeypatch.setattr(table_blocks, "ROWS", 100)
     text = "x" * 9_980
     (tmp_path / "long.csv").write_text("text,label\n" + f"{text},good\n{text},bad\n" * 200)  # 4 MB

@@ -98,6 +98,7 @@ def test_every_kind_of_adapter_is_merged_into_the_weights(kind: str, tmp_path: P
         torch.testing.assert_close(model(ids).logits, api.load(run.folder)(ids).logits, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format_", ["peft", "onnx", "torch-export"])
 def test_other_formats_are_loaded_by_their_own_software(run: RunConfig, format_: str, tmp_path: Path) -> None:
     done = export(run, Request(format_, tmp_path / "out", samples=2))
@@ -138,6 +139,7 @@ def with_another_template(model: Any, source: Any, into: Path) -> Any:
     return written
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("writer", "why"),
     [
@@ -195,6 +197,7 @@ def test_a_full_disk_leaves_nothing_and_says_what_to_do(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_killed_export_leaves_no_output_and_the_next_one_clears_its_rest(run: RunConfig, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "drivetrain", "export", str(run.folder), "--to", "transformers"]
     started = subprocess.Popen([*command, "--output", str(tmp_path / "out")], stderr=subprocess.DEVNULL)

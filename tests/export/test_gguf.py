@@ -102,6 +102,7 @@ def trained(folder: Path, kind: str, **changed: Any) -> RunConfig:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in MODELS]
 )

@@ -35,6 +35,7 @@ def faults(answers: Iterator[Answer]) -> str:
     return "\n\n".join(f"seed {SEED}, {answer}" for answer in answers if answer.faults)
 
 
+@pytest.mark.long
 def test_almost_right_command_lines_are_answered_in_words(template: Path, tmp_path: Path) -> None:
     assert not faults(in_process(mutant(SEED, each), template, tmp_path / "here") for each in range(QUICK))
 

@@ -134,6 +134,7 @@ train_data = evaluation_data = Data()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("samples", [1_200, pytest.param(12_000, marks=pytest.mark.slow)])
 def test_memory_does_not_grow_with_the_samples_that_are_predicted_or_evaluated(
     samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ def launched(folder: Path, launcher: list[str], *arguments: str) -> subprocess.C
     return subprocess.run(command, cwd=folder, env=path, capture_output=True, text=True, timeout=240, check=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("launcher", "how"),
     [

@@ -45,6 +45,7 @@ def test_one_process_takes_the_window_back_and_goes_on_with_smaller_ones(
     assert warnings(Path("short")).count("out of memory") == 2
 
 
+@pytest.mark.long
 def test_where_one_sample_does_not_fit_the_run_ends_with_what_to_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivetrain: Cli
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_loss_that_does_not_decompose_is_not_cut(
     assert "micro_batch_size: auto may be < the batch (8), but this loss does not decompose" in reported
 
 
+@pytest.mark.long
 def test_ranks_start_again_from_the_newest_checkpoint_with_half_of_what_did_not_fit(tmp_path: Path) -> None:
     place = prepared(tmp_path, SHORT.replace("if ", "if os.environ.get('RANK') == '1' and "))
     (place / "roomy").mkdir()

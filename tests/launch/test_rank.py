@@ -58,6 +58,7 @@ def test_a_rank_that_cannot_say_how_it_ended_says_it_in_its_last_line(tmp_path: 
     assert "gone cannot be written: No such file or directory; FileNotFoundError" in last
 
 
+@pytest.mark.long
 def test_ranks_that_lose_their_launcher_and_a_peer_leave_no_traceback(tmp_path: Path) -> None:
     folder = prepared(tmp_path, "time.sleep(0.05)")
     with (tmp_path / "said").open("wb") as reported:

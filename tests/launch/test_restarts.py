@@ -146,6 +146,7 @@ def test_without_a_device_there_is_no_restart(task: Job, monkeypatch: pytest.Mon
         start(task)
 
 
+@pytest.mark.long
 def test_a_node_that_is_lost_is_done_without_on_the_same_curve(slowly: Path) -> None:
     """Two launching processes stand for two machines; all of one is killed, and the other goes on alone."""
     meeting = ("--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}")

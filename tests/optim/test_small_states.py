@@ -194,6 +194,7 @@ def shares_of(case: Case) -> int:
     return case.world if case.optimizer == "adamw-fp8" else 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ON_RANKS, ids=lambda case: case.name)
 def test_two_ranks_train_as_one_process_of_the_package(case: Case, curves: dict[str, Curve]) -> None:
     ours, theirs = curves[case.name], in_one_process(case.optimizer, shares_of(case))
@@ -248,6 +249,7 @@ def resumed_alike(cases: Sequence[Case], folder: Path) -> list[bool]:
     return found
 
 
+@pytest.mark.long
 def test_resumed_runs_of_two_ranks_have_the_same_bits(ranks: Pools, tmp_path: Path) -> None:
     in_bf16 = [replace(case, precision="bf16") for case in (*WHOLE, *SHARDED_UPDATE)]
     uneven = [Case("fsdp", 2, model="uneven", optimizer=name) for name in ("adamw4bit", "adamw-fp8")]

@@ -69,6 +69,7 @@ def reference(precision: str, model: str, optimizer: str) -> Curve:
     return plain(MeshCase({}, precision, model=model, optimizer=optimizer))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [

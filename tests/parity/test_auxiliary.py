@@ -42,6 +42,7 @@ def found(ranks: Callable[[int], RankPool], root: Path) -> Callable[[MeshCase], 
     return lambda case: of_world(case.world)[case.name]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
 def test_auxiliary_models_have_the_curve_of_plain_pytorch_and_resume_to_the_bit(
     case: MeshCase, found: Callable[[MeshCase], tuple[Run, Run]]

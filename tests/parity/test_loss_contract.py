@@ -69,6 +69,7 @@ def reference(loss: str, model: str) -> Curve:
     return plain(LossCase({}, model=model, loss=loss))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [

@@ -99,6 +99,7 @@ def reference(precision: str, optimizer: str, model: str) -> Curve:
     return plain(MeshCase({}, precision, optimizer=optimizer, model=model))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_the_curve_on_a_mesh_is_that_of_plain_pytorch(case: MeshCase, found: Callable[[MeshCase], Curve]) -> None:
     check(case, found(case), reference(case.precision, case.optimizer, case.model))

@@ -45,6 +45,7 @@ def alone(learning: str) -> Any:
     return plain(case, answers), answers
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, id=case.name) for case in QUICK]

@@ -60,6 +60,7 @@ def by_hand(alone: tuple[str, str, bool]) -> Curve:
     return plain(next(case for case in (*QUICK, *SLOW) if case.alone == alone))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, id=case.name) for case in QUICK]

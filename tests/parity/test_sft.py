@@ -61,6 +61,7 @@ def reference(precision: str) -> Curve:
     return plain(MeshCase({}, precision, model="sft"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [

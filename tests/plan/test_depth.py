@@ -68,6 +68,7 @@ def highest(costs: StepCosts) -> dict[str, int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overrides", WAYS, ids=" ".join)
 def test_a_few_blocks_show_the_costs_of_all(run_file: Path, overrides: list[str]) -> None:
     run = read(run_file, overrides)
@@ -85,6 +86,7 @@ def test_a_few_blocks_show_the_costs_of_all(run_file: Path, overrides: list[str]
     assert time_of(run, found, MACHINE).seconds == pytest.approx(time_of(run, whole, MACHINE).seconds, rel=0.005)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["zero3", "ddp"])
 def test_buckets_that_do_not_repeat_are_within_half_a_percent_or_traced_whole(run_file: Path, engine: str) -> None:
     whole, found, notes = both(read(run_file, [f"engine={engine}"]))

@@ -96,6 +96,7 @@ MANY = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overrides", MANY, ids=" ".join)
 def test_three_of_many_micro_batches_show_the_costs_of_all(
     overrides: list[str], run_file: str, monkeypatch: pytest.MonkeyPatch
@@ -138,6 +139,7 @@ def test_the_planned_peak_of_one_process_is_the_measured_one(run_file: str, over
     assert planned(run_file, overrides).memory.allocated == measured_peak(read_run(run_file, overrides))[0] + more
 
 
+@pytest.mark.long
 def test_the_planned_peak_of_every_rank_is_the_measured_one(run_file: str) -> None:
     cases = [[*case, f"processes={WORLD}"] for case in SPREAD]
     pool = RankPool(WORLD)  # its own: in ranks that ran hundreds of other tests FSDP held one block for longer

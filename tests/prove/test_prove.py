@@ -202,6 +202,7 @@ def test_a_proof_resumes_from_a_checkpoint_that_was_written_in_the_background(tm
     assert trace(run, CPU, STEPS, resume=True).resumed is True
 
 
+@pytest.mark.long
 def test_the_command_prints_a_verdict_a_promise(
     tmp_path: Path, drivetrain: Callable[..., tuple[int, str, str]]
 ) -> None:

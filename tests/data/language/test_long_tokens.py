@@ -131,7 +131,7 @@ def test_a_disk_without_room_for_the_tokens_of_a_text_is_refused_before_the_work
     text = written(tmp_path, TEXTS["words"])
     size = text.path.stat().st_size
     wanted = []
-    monkeypatch.setattr(document_tokens, "check_room", lambda _, room, what: wanted.append(room))
+    monkeypatch.setattr(document_tokens, "check_room", lambda _, room, __: wanted.append(room))
     stored_ids([text], [], byte_tokenizer(), tmp_path / "bytes")
     stored_ids([text], [], made("gpt2"), tmp_path / "gpt2")
     assert wanted[0] == pytest.approx(size * (4 + 1))  # a token a byte: in the array, and in the pieces' files

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -35,6 +36,7 @@ for engine in ("zero2", "zero3"):
 """
 
 
+@pytest.mark.long
 def test_a_second_run_of_the_same_process_joins_groups_of_its_own(tmp_path: Path) -> None:
     """As in a notebook: DeepSpeed keeps the first run's for the life of the process."""
     (tmp_path / "twice.py").write_text(TWICE)

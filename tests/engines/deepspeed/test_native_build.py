@@ -47,6 +47,7 @@ def extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_build_that_was_killed_does_not_hang_the_next_start(extensions: Path) -> None:
     killed = started(600)
     assert killed.stdout is not None
@@ -61,6 +62,7 @@ def test_a_build_that_was_killed_does_not_hang_the_next_start(extensions: Path) 
     assert not (extensions / "slow_op" / "lock").exists()
 
 
+@pytest.mark.long
 def test_ranks_that_start_together_compile_once_and_a_later_start_not_at_all() -> None:
     together = [child.communicate(timeout=60) for child in [started(1.0), started(1.0)]]
     assert sorted(out for out, _ in together) == ["building\n", "loaded\n"]

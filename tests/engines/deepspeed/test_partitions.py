@@ -36,6 +36,7 @@ def both() -> tuple[Any, Any]:
     return trained(True), trained(False)
 
 
+@pytest.mark.long
 def test_stage_3_in_fp32_holds_its_weights_once_and_trains_the_same(ranks: Callable[[int], RankPool]) -> None:
     (weights, shards, held, counted), (expected, their_shards, their_held, _) = ranks(2).run(both)[0]
     assert held == counted == shards == their_shards

@@ -80,6 +80,7 @@ def test_a_pipeline_reports_its_bubble_and_what_it_sends(folder: Path) -> None:
     assert report["flops_per_sample"] == pytest.approx(whole["flops_per_sample"], rel=1e-6)
 
 
+@pytest.mark.long
 def test_tied_embeddings_over_stages_are_trained_as_on_one_process_and_saved_once(folder: Path) -> None:
     (folder / "run.yaml").write_text(RUN.replace("HEAD", "tie_word_embeddings: true"))
     stages = train(folder, "stages", "engine={name: mesh, pp: 2}")

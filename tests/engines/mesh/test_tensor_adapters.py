@@ -89,6 +89,7 @@ def on_each(work: Callable[..., Any], every: list[dict[str, Any]], *args: Any) -
     return {name(degrees): work(degrees, *args) for degrees in every}
 
 
+@pytest.mark.long
 def test_what_one_mesh_saved_of_adapters_others_and_one_process_go_on_from(ranks: Pools, tmp_path: Path) -> None:
     losses, weights = trained(SINGLE, tmp_path)
     [found, _] = ranks(2).run(on_each, trained, AXES, tmp_path)

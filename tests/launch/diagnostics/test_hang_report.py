@@ -53,6 +53,7 @@ SKIPPED = """
                     torch.distributed.all_reduce(torch.zeros(3), group=apart)"""
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stopped_is_named_where_it_stands(tmp_path: Path) -> None:
     folder = prepared(tmp_path, f"pass{HANGING}")
     (folder / "todo").mkdir()

@@ -38,6 +38,7 @@ STUCK = """
                     time.sleep(1)"""
 
 
+@pytest.mark.long
 def test_a_rank_that_waits_for_ever_is_ended_soon_after_its_peer_fails(tmp_path: Path) -> None:
     folder = prepared(tmp_path, f"pass{STUCK}")
     words = command("train", "run.yaml", "engine=ddp", "processes=2", "output=run")
