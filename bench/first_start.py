@@ -27,7 +27,7 @@ TOKENS = 8000
 
 OURS = """
 import sys
-from drivetrain.config.language import LanguageData
+from drivetrain.config.language_data import LanguageData
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversation_samples import conversation_samples
 from drivetrain.data.language.sets import open_sets, read_set

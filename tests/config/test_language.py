@@ -9,7 +9,8 @@ from typing import Any, get_args
 import pytest
 
 from drivetrain.config import rules
-from drivetrain.config.language import DataSource, most_dropped
+from drivetrain.config.bad_rows import most_dropped
+from drivetrain.config.language_data import DataSource
 from drivetrain.config.language_stages import STAGES, StageName
 from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine

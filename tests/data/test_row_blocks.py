@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from drivetrain.config.data_paths import missing
-from drivetrain.config.language import Documents, Separated
+from drivetrain.config.language_data import Documents, Separated
 from drivetrain.data import json_array
 from drivetrain.data.json_rows import BrokenRows
 from drivetrain.data.row_blocks import RowFile

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drivetrain.config.language import LanguageData
+from drivetrain.config.language_data import LanguageData
 from drivetrain.data.language.sets import bad_row_problems, open_sets, read_set
 from drivetrain.errors import UserError
 from drivetrain.workloads.loss_contract import LOSS, LossContext, Statistics

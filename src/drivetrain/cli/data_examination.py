@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from drivetrain.cli.data_report import REFUSED, SAMPLES, Report
-from drivetrain.config.language import BadRows, most_dropped
+from drivetrain.config.bad_rows import BadRows, most_dropped
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload_block import WorkloadBlock
 from drivetrain.data.bad_rows import allowance, exceeds

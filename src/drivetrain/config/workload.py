@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from drivetrain.config.bad_rows import BadRows
 from drivetrain.config.base import Frozen, PathOrId, doc
 from drivetrain.config.data_paths import missing, missing_data
-from drivetrain.config.language import BadRows, LanguageModel
+from drivetrain.config.language import LanguageModel
 from drivetrain.config.location import Location
 from drivetrain.config.machine import Machine
 from drivetrain.config.model_files import beyond_context

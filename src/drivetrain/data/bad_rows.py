@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drivetrain.config.language import MOST_DROPPED
+from drivetrain.config.bad_rows import MOST_DROPPED
 from drivetrain.errors import Problem
 
 MOST_REASONS = 5

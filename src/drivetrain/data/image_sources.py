@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from drivetrain.config.language import most_dropped
+from drivetrain.config.bad_rows import most_dropped
 from drivetrain.config.workload import ImageData
 from drivetrain.data.array_store import default_root
 from drivetrain.data.bad_rows import by_reason, too_many

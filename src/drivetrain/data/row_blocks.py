@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from drivetrain.config.language import Documents
+from drivetrain.config.language_data import Documents
 from drivetrain.data.arrow_rows import arrow_blocks, parquet_blocks
 from drivetrain.data.encodings import refusal_of
 from drivetrain.data.json_files import JSON_LINES, Row, broken_lines, json_objects, json_unit

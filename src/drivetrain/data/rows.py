@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypedDict, Unpack
 
 import numpy as np
 
-from drivetrain.config.language import Documents
+from drivetrain.config.language_data import Documents
 from drivetrain.data.arrow_rows import read_arrow, read_parquet
 from drivetrain.data.data_files import data_files, is_there
 from drivetrain.data.encodings import not_utf8

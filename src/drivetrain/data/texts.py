@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from drivetrain.config.language import most_dropped
+from drivetrain.config.bad_rows import most_dropped
 from drivetrain.config.workload import TextData
 from drivetrain.data.array_store import default_root
 from drivetrain.data.bad_rows import BadRow, too_many

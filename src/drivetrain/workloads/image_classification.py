@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from drivetrain.config.language import most_dropped
+from drivetrain.config.bad_rows import most_dropped
 from drivetrain.config.workload import ImageClassification
 from drivetrain.data.array_store import default_root
 from drivetrain.data.augment import Augmentation

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from drivetrain.config.language import LanguageData, LanguageModel
+from drivetrain.config.language import LanguageModel
+from drivetrain.config.language_data import LanguageData
 from drivetrain.data.bad_rows import BadRow, by_reason
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.contents import Contents

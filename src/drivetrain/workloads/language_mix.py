@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from drivetrain.config.language import LanguageData
+from drivetrain.config.language_data import LanguageData
 from drivetrain.data.mixture import Phase, phases_of
 from drivetrain.data.streams.mixture import Mix
 from drivetrain.errors import Problem, UserError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from drivetrain.config.language import LanguageData
+from drivetrain.config.language_data import LanguageData
 from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.sets import DataSet, OpenSet, bad_row_problems, read_set

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from drivetrain.config.language import LanguageData
+from drivetrain.config.language_data import LanguageData
 from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from drivetrain.config.language import most_dropped
+from drivetrain.config.bad_rows import most_dropped
 from drivetrain.config.workload import TextClassification, TextData
 from drivetrain.data.array_store import default_root
 from drivetrain.data.bad_rows import BadRow, too_many

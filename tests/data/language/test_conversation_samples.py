@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drivetrain.config.language import LanguageData
+from drivetrain.config.language_data import LanguageData
 from drivetrain.data.language.chat import ChatTemplate, ConversationTokens
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
 from drivetrain.data.language.conversations import Conversation, Message

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivetrain.config.language import LanguageData
+from drivetrain.config.language_data import LanguageData
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.pair_samples import pair_samples

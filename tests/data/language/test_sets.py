@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.config.language import DataSource, LanguageData
+from drivetrain.config.language_data import DataSource, LanguageData
 from drivetrain.data import hub_rows
 from drivetrain.data.json_rows import HeldRows
 from drivetrain.data.language.contents import contents_of

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivetrain.config.language import LanguageData
+from drivetrain.config.language_data import LanguageData
 from drivetrain.data import block_work, json_files, row_blocks, rows
 from drivetrain.data.cache_entries import entries
 from drivetrain.data.language.chat import ChatTemplate

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from drivetrain.config.language import BadRows, DataSource, LanguageData, most_dropped
+from drivetrain.config.bad_rows import BadRows, most_dropped
+from drivetrain.config.language_data import DataSource, LanguageData
 from drivetrain.config.language_stages import SampleKind
 from drivetrain.data.array_store import default_root
 from drivetrain.data.bad_rows import BadRow, allowance, too_many
