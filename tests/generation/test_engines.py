@@ -58,8 +58,8 @@ def work() -> Seeded:
     path = tiny_language.write_lines(folder / "rows.jsonl", tiny_language.ROWS)
     block = {
         "stage": "sft",
-        "model": {"config": tiny_language.LLAMA},
-        "data": {"train": path, "length": 64, "cache": folder / "cache", "evaluation": path, "template": "chatml"},
+        "model": {"config": {**tiny_language.LLAMA, "vocab_size": 260}},  # even, for tp
+        "data": {"train": path, "length": 96, "cache": folder / "cache", "evaluation": path, "template": "chatml"},
         "generate": {"prompts": list(ASKED), "samples": 0, "max_new_tokens": NEW},
     }
     return Seeded(LanguageModel.model_validate(block), 0)
