@@ -1,4 +1,4 @@
-"""vLLM or SGLang in the place of our own server: what is started, with a program of its name that shows its arguments."""
+"""vLLM or SGLang in the place of our own server: what is started, with programs of their names that show arguments."""
 
 from __future__ import annotations
 
