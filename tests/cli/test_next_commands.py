@@ -47,6 +47,17 @@ def test_after_adapters_the_merge_is_named() -> None:
     assert "merge into the base, verified" not in dict(next_commands(Path("run.yaml"), [], prompt, "completed"))
 
 
+def test_a_language_model_is_asked_and_its_predictions_hold_answers_of_several_lines() -> None:
+    data = {"train": "rows.json", "evaluation_fraction": 0.1}
+    model = {"type": "language_model", "stage": "sft", "model": {"path": "base"}, "data": data}
+    given = {"name": "mine", "workload": model, "batch_size": 4, "loop": {"steps": 5}}
+    found = dict(next_commands(Path("run.yaml"), [], RunConfig.model_validate(given), "completed"))
+    assert (found["ask it"], found["serve it"]) == ("drivetrain chat runs/mine", "drivetrain serve runs/mine")
+    assert found["predict"] == "drivetrain predict run.yaml --output mine-predictions.jsonl"
+    reward = {**given, "workload": {**model, "stage": "reward"}}
+    assert "ask it" not in dict(next_commands(Path("run.yaml"), [], RunConfig.model_validate(reward), "completed"))
+
+
 def test_an_interrupted_run_goes_on() -> None:
     (found,) = next_commands(Path("run.yaml"), [], run(steps=5), "interrupted")
     assert found == ("go on", "drivetrain train run.yaml --resume")

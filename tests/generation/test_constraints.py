@@ -110,3 +110,11 @@ def test_a_schema_that_would_take_minutes_is_refused(constraints: Constraints, s
     with pytest.raises(UserError, match=told):
         constraints.started(schema)
     assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}, {"not": {}}])
+def test_a_schema_that_nothing_fulfils_is_refused_before_an_answer_begins(
+    constraints: Constraints, schema: Any
+) -> None:
+    with pytest.raises(UserError, match="cannot be followed"):
+        constraints.started(schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from drivetrain.generation.requests import Request
 from drivetrain.generation.running_batch import RunningBatch
 from drivetrain.inference import loading
 from drivetrain.inference.loading import LoadedModel, load_model
+from drivetrain.runtime.hardware import detect
 from tests.generation.small_models import model_of
 from tests.generation.test_prompts import run_file
 
@@ -78,6 +80,18 @@ def test_a_folder_of_transformers_answers_as_it_does(base: Path) -> None:
         )
         with pytest.raises(UserError, match="has no chat template"):
             model.chat_ids([Message("user", "a")])
+
+
+def test_a_model_larger_than_the_device_is_refused_with_what_answers_it(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = sum(each.numel() for each in AutoModelForCausalLM.from_pretrained(base).parameters())
+    room = dataclasses.replace(detect(), memory_bytes=3 * weights)
+    monkeypatch.setattr(loading, "detect", lambda: room)
+    with pytest.raises(UserError, match=r"(?s)GiB of weights, and .*predict under engine=fsdp") as refused:
+        load_model(base)
+    assert "--backend vllm or sglang" in str(refused.value)
+    load_model(base, dtype="bfloat16").close()  # two bytes each
 
 
 def test_each_request_is_answered_by_its_adapter(base: Path, tones: Sequence[Path]) -> None:

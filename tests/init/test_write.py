@@ -145,6 +145,12 @@ def test_questions_and_answers_are_conversations_by_their_columns(here: Path) ->
     (source,) = read_yaml(here / "run.yaml")["workload"]["data"]["train"]
     assert source["columns"] == {"prompt": "question", "response": "answer"}
     trains("run.yaml", *SMALL)
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", "run.yaml", *SMALL, "--output", "rows.jsonl"])
+    assert ended.value.code == 0
+    rows = [json.loads(line) for line in (here / "rows.jsonl").read_text().splitlines()]
+    assert rows
+    assert all({"answer", "reference"} <= row.keys() for row in rows), "the data that were held out are answered"
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,14 @@ def next_commands(
     kept = [each for each in overrides if not length.endswith(each.partition("=")[0])]
     resumed = shlex.join([str(run_file), *kept])
     longer = f"{length}={2 * (run.loop.steps or run.loop.epochs or 1)}"
-    output = shlex.quote(f"{run.name}-predictions.csv")
+    writes_texts = run.workload.auto_class == "AutoModelForCausalLM"
+    output = shlex.quote(f"{run.name}-predictions.{'jsonl' if writes_texts else 'csv'}")
     predict = [("predict", f"drivetrain predict {typed} --output {output}")]
+    ask = [("ask it", f"drivetrain chat {folder}"), ("serve it", f"drivetrain serve {folder}")]
     exported = shlex.quote(f"{run.folder}-exported")
     export = f"drivetrain export {folder} --to transformers --output {exported}"
     return [
+        *(ask if writes_texts else []),
         *([("merge into the base, verified", export)] if _merges(run) else []),
         *(predict if evaluated else []),  # else there are no evaluation data to predict for
         ("plots", f"drivetrain report {folder} --output {shlex.quote(f'{run.folder}/page')}"),

@@ -19,10 +19,10 @@ from drivetrain.errors import Problem, UserError, problem
 
 
 class Backend(StrEnum):
-    OWN, VLLM = "own", "vllm"
+    OWN, VLLM, SGLANG = "own", "vllm", "sglang"
 
 
-# of the project's own server: vLLM has other ones, or none
+# of the project's own server: vLLM and SGLang have other ones, or none
 OWN_OPTIONS = (
     *("checkpoint", "adapter", "key_file", "host_name", "answers", "requests_per_minute"),
     *("request_seconds", "stop_seconds", "trust"),
@@ -56,14 +56,14 @@ def serve(
     request_seconds: Annotated[float, typer.Option(min=1, help="Most time for the answers to one request.")] = 600,
     stop_seconds: Annotated[int, typer.Option(min=0, help="Time for running answers after Ctrl-C or SIGTERM.")] = 30,
     backend: Annotated[
-        Backend, typer.Option(help="The project's own server, or vLLM on an exported model, where it is installed.")
+        Backend, typer.Option(help="The project's own server, or vLLM or SGLang on an exported model, where installed.")
     ] = Backend.OWN,
     trust: TrustOption = False,
 ) -> None:
     """Serve a model over HTTP: a language model by OpenAI's API, an encoder's embeddings, a classifier's classes."""
-    if backend is Backend.VLLM:
+    if backend is not Backend.OWN:
         given = {f"--{name.replace('_', '-')}": was_given(context, name) for name in OWN_OPTIONS}
-        _become_vllm(place, host, port, unix_socket, given)
+        _become(backend, place, host, port, unix_socket, given)
     from drivetrain.config.packages import require
 
     require("serve", ["fastapi", "uvicorn", "prometheus_client"])
@@ -117,11 +117,15 @@ def adapters_of(given: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def _become_vllm(place: Path, host: str, port: int, unix_socket: Path | None, unheeded: dict[str, bool]) -> NoReturn:
-    from drivetrain.inference.serve.vllm import KEY, vllm_command
+def _become(
+    backend: Backend, place: Path, host: str, port: int, unix_socket: Path | None, unheeded: dict[str, bool]
+) -> NoReturn:
+    from drivetrain.inference.serve.other_servers import OTHER_SERVERS, command_of
     from drivetrain.web.server import Address
 
-    command = vllm_command(place, Address(host, port, unix_socket), os.environ.get(KEY), unheeded)
+    server = OTHER_SERVERS[backend.value]
+    key = None if server.key is None else os.environ.get(server.key)
+    command = command_of(server, place, Address(host, port, unix_socket), key, unheeded)
     errors.print(f"[dim]{escape(' '.join(command))}[/]", soft_wrap=True)
     os.execvp(command[0], command)
 

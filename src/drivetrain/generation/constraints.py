@@ -51,14 +51,15 @@ class Constraints:
             grammar = LLMatcher.grammar_from_regex(form) if isinstance(form, str) else _of_schema(form)
             with self._lock:
                 matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
-            refused = str(matcher.get_error()) if matcher.is_error() else None
+            started = TokenConstraint(matcher, self._size)
+            refused = started.error or started.no_beginning()
         except (ValueError, TypeError, RecursionError) as error:
             refused = str(error)
         if refused:
             shown = json.dumps(form, ensure_ascii=False)[:80]
             why = f"the {kind} {shown} cannot be followed: {refused[:300]}"
             raise problem("constraint", why, "correct or simplify it")
-        return TokenConstraint(matcher, self._size)
+        return started
 
     @cached_property
     def _vocabulary(self) -> Any:
@@ -100,11 +101,19 @@ class TokenConstraint:
         self._matcher = matcher
         self._allowed = np.zeros((1, (size + 31) // 32), dtype=np.int32)
 
-    def forbid(self, scores: Tensor) -> None:
-        """Sets the scores, (vocabulary,), of tokens that may not follow to -inf."""
+    def no_beginning(self) -> str | None:
+        """Returns why no answer can begin, if none can: nothing fulfils {"$ref": "#"}, which asks for itself."""
+        self._find_allowed()
+        return "no answer fulfils it" if self._matcher.is_error() else None
+
+    def _find_allowed(self) -> None:
         from llguidance.numpy import fill_next_token_bitmask
 
         fill_next_token_bitmask(self._matcher, self._allowed)
+
+    def forbid(self, scores: Tensor) -> None:
+        """Sets the scores, (vocabulary,), of tokens that may not follow to -inf."""
+        self._find_allowed()
         bits = np.unpackbits(self._allowed.view(np.uint8), bitorder="little")[: len(scores)]
         scores.masked_fill_(torch.from_numpy(bits == 0).to(scores.device), -torch.inf)
 

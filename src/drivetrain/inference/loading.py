@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from drivetrain.config.adapter import Adapter
+from drivetrain.config.machine import Machine
 from drivetrain.config.quantised import QuantisedBase
 from drivetrain.config.run import RunConfig
 from drivetrain.data.language.chat import ChatTemplate
@@ -104,7 +105,7 @@ def load_model(
     files have them. quantised: holds linear layers in so few bits. max_rows: answers at once.
 
     Raises UserError for a source that is none of these, for adapters of another base, and for Python that came with the
-    source, unless trust is set.
+    source, unless trust is set. So it does for weights that the device cannot hold.
     """
     found = _opened(here(source, [checkpoint], "model"), checkpoint, trust)
     model, names = found.model, tuple(adapters or ())
@@ -115,7 +116,9 @@ def load_model(
             raise problem("adapters", "virtual tokens cannot be switched", "give the adapter's folder as the model")
     elif quantised is not None:
         quantise(model, QuantisedBase(format=quantised), output_layer_names(model))
-    model = model.to(torch_device(detect()), None if dtype is None else DTYPES[dtype]).eval().requires_grad_(False)
+    machine, wanted = detect(), None if dtype is None else DTYPES[dtype]
+    _refuse_too_large(found.name, model, wanted, machine)
+    model = model.to(torch_device(machine), wanted).eval().requires_grad_(False)
     settings = generation_settings(found.folder, model)
     template = ChatTemplate(found.tokenizer, None, "template") if found.tokenizer.chat_template else None
     ends = frozenset({*settings.ends, *_known(found.tokenizer.eos_token_id)})
@@ -139,6 +142,21 @@ def check_source(source: Path, checkpoint: str = "best", trust: bool = False) ->
         config_of(_base_of(place), None, FIELD, trust)
     else:
         config_of(str(source), None, FIELD, trust)
+
+
+def _refuse_too_large(name: str, model: nn.Module, dtype: torch.dtype | None, machine: Machine) -> None:
+    """Raises UserError for weights that the device cannot hold. They are on the CPU still."""
+    needed = 0
+    for each in (*model.parameters(), *model.buffers()):
+        kept = dtype if dtype is not None and each.is_floating_point() else each.dtype
+        needed += each.numel() * kept.itemsize
+    if needed > machine.memory_bytes:
+        sizes = f"{needed / 2**30:.1f} GiB of weights, and {machine.device_name} has {machine.memory_bytes / 2**30:.1f}"
+        fix = (
+            "answer a run with drivetrain predict under engine=fsdp processes=N, or with drivetrain export --to "
+            "transformers --dtype bf16, and serve that, with --backend vllm or sglang on several devices"
+        )
+        raise problem("model", f"{name} has {sizes}", fix)
 
 
 def _begins(tokenizer: Any) -> tuple[int, ...]:

@@ -77,6 +77,14 @@ def test_a_wrong_request_gets_its_reason(server: Running, path: str, body: Any, 
     assert not server.served.places.taken  # type: ignore[union-attr]
 
 
+def test_half_a_body_is_refused_with_the_place_where_it_ends(server: Running) -> None:
+    status, _, found = server.ask(CHAT, b'{"messages": [{"role": "us')
+    assert status == 400
+    assert found["error"]["message"].startswith("the body is no JSON: ")
+    assert found["error"]["message"].endswith("at character 23")
+    assert found["error"]["param"] is None
+
+
 def test_all_that_is_wrong_with_a_body_is_listed_at_once(server: Running) -> None:
     _, _, found = server.ask(CHAT, {"messages": [USER], "temperature": -1, "top_p": 7, "n": "many"})
     assert all(f"{name}: " in found["error"]["message"] for name in ("temperature", "top_p", "n"))

@@ -210,6 +210,9 @@ def _of_the_body(error: RequestValidationError) -> Refusal:
     """Returns all that is wrong with a body, field by field, up to MOST_SHOWN of them."""
     found = {}
     for each in error.errors():
+        if each["type"] == "json_invalid":
+            why = f"the body is no JSON: {each['ctx']['error']} at character {each['loc'][-1]}"
+            return Refusal(400, why, "invalid_request")
         place = ".".join(str(part) for part in each["loc"][1:]) or "body"
         found[clipped(place, 80)] = str(each["msg"]).removeprefix("Value error, ")
     lines = [f"{place}: {why}" for place, why in found.items()]

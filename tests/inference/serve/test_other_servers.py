@@ -1,4 +1,4 @@
-"""vLLM in the place of our own server: what is started, with a program of its name that shows what it was given."""
+"""vLLM or SGLang in the place of our own server: what is started, with programs of their names that show arguments."""
 
 from __future__ import annotations
 
@@ -55,3 +55,30 @@ def test_all_that_vllm_cannot_do_is_refused_at_once(
     ):
         assert why in shown, shown
     assert "--checkpoint" not in shown
+
+
+def test_sglang_gets_the_model_its_name_and_where_to_listen(model: Path, tmp_path: Path) -> None:
+    program = tmp_path / "sglang"
+    program.write_text(SHOWS)
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "drivetrain", "serve", str(model), "--backend", "sglang", "--port", "9"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    given = done.stdout.splitlines()[0]
+    assert given == f"serve --model-path {model} --served-model-name mine --host 127.0.0.1 --port 9"
+
+
+def test_what_sglang_cannot_do_is_refused_at_once(
+    drivetrain: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("VLLM_API_KEY", "a-key-of-the-tests")  # which is none of SGLang's
+    given = ("--backend", "sglang", "--host", "0.0.0.0")
+    code, _, shown = drivetrain("serve", str(model), *given, "--unix-socket", str(model / "socket"))
+    assert code == 2
+    assert "--unix-socket: SGLang has no such option" in shown
+    assert "the program sglang is not installed here" in shown
+    assert "--host" not in shown, "a socket is reached by nobody else"
+    code, _, shown = drivetrain("serve", str(model), *given)
+    assert code == 2
+    assert "SGLang takes a key on its command line alone" in " ".join(shown.split())
