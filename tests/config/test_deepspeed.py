@@ -145,7 +145,7 @@ def test_a_json_that_agrees_is_taken() -> None:
         ({"amp": {"enabled": True}}, "Apex"),
         ({"zero_optimization": {"zero_quantized_weights": True}}, "changes what is computed"),
         ({"communication_data_type": "fp16"}, "summed in fp32"),
-        ({"elasticity": {"enabled": True}}, "not built yet"),
+        ({"elasticity": {"enabled": True}}, "min_nodes and max_restarts say it"),
         ({"optimizer": {"type": "OneBitAdam"}}, "import path"),
     ],
 )

@@ -33,8 +33,10 @@ def test_a_qlora_run_keeps_batch_rate_and_schedule(tmp_path: Path) -> None:
         "loader": {"workers": 0},
         "deterministic": False,
     }
-    later = {note.why for _, note in found.notes if note.fate == "later"}
-    assert later == {"language models", "generating text"}
+    refused = {note.key: note.why for _, note in found.notes if note.fate == "refused"}
+    assert "workload.model.path" in refused["model.llm.pretrained_model_name_or_path"]
+    assert "workload.data" in refused["train_dataloader.dataset.dataset_map_fn"]
+    assert "workload.generate" in refused["custom_hooks.1.evaluation_inputs"]
 
 
 def test_a_base_is_taken_in_and_iterations_become_steps(tmp_path: Path) -> None:

@@ -341,10 +341,12 @@ KEYS: dict[str, Handler] = {
     **dict.fromkeys(("sparse_gradients", "sparse_attention", "compression_training"), _ANOTHER),
     **dict.fromkeys(("curriculum_learning", "data_efficiency"), if_on(lost("it changes what a batch holds"))),
     "autotuning": if_on(fated("refused", "drivetrain compare measures settings side by side")),
-    "elasticity": if_on(fated("later", "batches and restarts by the number of devices", alters=True)),
+    "elasticity": if_on(fated("refused", "min_nodes and max_restarts say it; the batch stays the same", alters=True)),
     "tensor_parallel": if_on(_tensor_parallel),
     "sequence_parallel_size": _shared("cp"),
-    "pipeline": if_on(fated("later", "pipeline parallelism", alters=True)),
+    "pipeline": if_on(fated("refused", "take engine: {name: mesh, pp: N}", alters=True)),
     "compile": if_on(fated("refused", "give compile=true in the run file")),
-    "hybrid_engine": if_on(fated("refused", "there is no reinforcement learning")),
+    "hybrid_engine": if_on(
+        fated("refused", "answers to learn from are made by the project itself: workload.stage=grpo, rloo or ppo")
+    ),
 }

@@ -23,7 +23,7 @@ from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
 from drivetrain.importing.training_keys import TOGETHER as TRAINED_TOGETHER
 from drivetrain.importing.translated_file import Default, Source, TranslatedFile
 
-GENERATING = "generating text after training"
+GENERATING = "drivetrain predict, chat and serve generate: their options and workload.generate say how"
 EXPORT = "drivetrain export RUN --to transformers"
 GPTQ = f"it is GPTQ; {EXPORT} --quantise int8 rounds to 8 bits without data"
 FP8 = ("fp8_backend", "fp8_enable_fsdp_float8_all_gather")
@@ -139,10 +139,10 @@ _OF_IT = fated("refused", "it is of an optimizer that is not here")
 _ELSEWHERE = fated("unneeded", "it is for LLaMA-Factory's own chat and export")
 _UNSLOTH = if_on(fated("refused", "Unsloth is not used here"))
 _TOLD = fated("unneeded", "the run's folder has the curve, and the report counts samples")
-_RAY = fated("refused", "Ray is not used here; drivetrain launch writes a job for Slurm")
+_RAY = fated("refused", "Ray is not used here; drivetrain launch writes jobs for Slurm and Kubernetes")
 
-_SWANLAB = fated("unneeded", "there is no SwanLab here")
-_PROFILER = fated("unneeded", "no profiler is started")
+_SWANLAB = fated("unneeded", "add swanlab to tracking.trackers; SwanLab's own variables say the rest")
+_PROFILER = fated("unneeded", "drivetrain profile shows where the time goes")
 _MULTIMODAL = fated("later", "models of images and texts")
 _KTRANSFORMERS = if_on(fated("refused", "KTransformers is not used here"))
 
@@ -197,9 +197,10 @@ KEYS: dict[str, Handler] = {
     **_all("export_quantization_nsamples export_quantization_maxlen", fated("refused", GPTQ)),
     "export_hub_model_id": fated("later", "pushing to a hub; hf upload takes the exported folder"),
     **_all(
-        "do_sample temperature top_p top_k num_beams max_length max_new_tokens repetition_penalty", _later(GENERATING)
+        "do_sample temperature top_p top_k num_beams max_length max_new_tokens repetition_penalty",
+        fated("unneeded", GENERATING),
     ),
-    **_all("length_penalty skip_special_tokens eval_num_beams", _later(GENERATING)),
+    **_all("length_penalty skip_special_tokens eval_num_beams", fated("unneeded", GENERATING)),
 }
 TOGETHER = (
     *("pure_bf16", "disable_gradient_checkpointing", "use_unsloth_gc", "early_stopping_steps"),

@@ -81,7 +81,10 @@ _PUSHED = if_on(fated("refused", "nothing is sent to the hub"))
 _HUB = fated("unneeded", "nothing is sent to the hub")
 _SAVED = fated("unneeded", "a checkpoint is safetensors and all that resuming needs, written once")
 _PINNED = fated("unneeded", "memory is pinned for a GPU, and workers stay for the whole run")
-_GENERATED = if_on(fated("later", "generating text"))
+_GENERATED = if_on(
+    fated("refused", "give workload.generate for answers, and evaluation.generation for BLEU, chrF, ROUGE")
+)
+FUSED = "fused_loss never holds the logits, which is what saves most"
 _TPU = if_on(fated("refused", "there are no TPUs here"))
 _OF_THE_WORKLOAD = fated("unneeded", "workload sets it: take one with --onto")
 
@@ -125,8 +128,8 @@ KEYS: dict[str, Handler] = {
     **dict.fromkeys(("torch_compile", "torchdynamo"), _switched("compile")),
     "torch_compile_backend": _compile_backend,
     "torch_compile_mode": _one_of((None, "default"), "it is the default", "compile=true takes the default mode"),
-    "use_liger_kernel": if_on(fated("later", "fused kernels for language models")),
-    "liger_kernel_config": if_on(fated("later", "fused kernels for language models")),
+    "use_liger_kernel": if_on(fated("unneeded", FUSED)),
+    "liger_kernel_config": if_on(fated("unneeded", FUSED)),
     "use_cache": fated("unneeded", "nothing is cached in training"),
     "torch_empty_cache_steps": fated("unneeded", "it frees no memory that a step needs"),
     "skip_memory_metrics": fated("unneeded", "the report has the peak memory"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from drivetrain.config.translation import Handler, Translation, fated, if_on, lost
 
-LANGUAGE = fated("later", "language models")
+LANGUAGE = fated("refused", "give the data as workload.data of type language_model, with --onto")
 RUNTIME = fated("unneeded", "it is mmengine's own running")
 
 
@@ -49,7 +49,7 @@ def _custom_hooks(key: str, value: Any, into: Translation) -> None:
     for position, hook in enumerate(value if isinstance(value, list) else [value]):
         kind = str(hook.get("type", "") if isinstance(hook, dict) else hook).rsplit(".", 1)[-1]
         if kind == "EvaluateChatHook":
-            into.note(f"{key}.{position}", "later", "generating text")
+            into.note(f"{key}.{position}", "refused", "workload.generate answers prompts at each evaluation")
         elif kind in ("DatasetInfoHook", "ThroughputHook", "VarlenAttnArgsToMessageHubHook"):
             into.note(f"{key}.{position}", "unneeded", "the report has the throughput, and the run its own notices")
         else:

@@ -37,7 +37,7 @@ def model(given: KeyReader) -> None:
     """Translates its adapter and base, for any model."""
     if not isinstance(given.take("model"), dict):
         return
-    given.note("model", "later", "language models")
+    given.note("model", "refused", "give it as workload.model.path of type language_model, with --onto")
     within = given.block("model")
     has_adapter = isinstance(within.take("lora"), dict)
     if has_adapter:
