@@ -24,7 +24,7 @@ from pathlib import Path
 
 from bench.first_start import OURS, tokenizer_folder
 
-# Several processes tokenise from the beginning, so that a kill meets the builder and its helpers in the middle of blocks.
+# Several processes tokenise from the beginning: a kill meets the builder and its helpers in the middle of blocks.
 PREPARED = """
 from drivetrain.data import block_work
 block_work.MEASURED, block_work.BLOCK_BYTES = 0.0, 1 << 17

@@ -36,6 +36,11 @@ def export(
     license_: Annotated[
         str | None, typer.Option("--license", help="The licence for the card, e.g. apache-2.0.")
     ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option("--push", metavar="OWNER/NAME", help="Upload it to this private repository of a hub."),
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="A repository that --push makes is visible to all.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print export.json.")] = False,
     trust: Annotated[
         bool, typer.Option("--trust", help="Run Python that the run.yaml of a run's folder names.")
@@ -44,9 +49,10 @@ def export(
     """Write a run's model for other software. It counts once that software has loaded it and answers as the run
     does."""
     from drivetrain.config.load import load
-    from drivetrain.errors import UserError
+    from drivetrain.errors import UserError, problem
     from drivetrain.export.exporting import RefusedExport
     from drivetrain.export.exporting import export as exported
+    from drivetrain.export.publishing import Hub
     from drivetrain.export.request import Request
     from drivetrain.inference.remote_places import here
     from drivetrain.launch.prepare import run_file_of
@@ -69,6 +75,9 @@ def export(
         license=license_,
         trust=trust,
     )
+    if public and push is None:
+        raise problem("--public", "nothing is uploaded", "give --push OWNER/NAME too, or leave it out")
+    hub = None if push is None else Hub(push, public)  # before hours of work
     try:
         done = exported(run, request, lambda line: errors.print(f"[dim]{escape(line)}[/]", soft_wrap=True))
     except RefusedExport as refusal:
@@ -79,6 +88,8 @@ def export(
     else:
         _show(done.verdict, screen)
     _print_end(done.report, done.folder)
+    if hub is not None:
+        errors.print(escape(f"uploaded: {hub.upload(done.folder)}"), soft_wrap=True)
 
 
 def _show(verdict: Verdict, console: Console) -> None:

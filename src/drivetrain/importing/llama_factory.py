@@ -195,7 +195,7 @@ KEYS: dict[str, Handler] = {
     **_all("export_device export_legacy_format", fated("unneeded", "exports are safetensors, written from the CPU")),
     **_all("export_quantization_bit export_quantization_dataset", fated("refused", GPTQ)),
     **_all("export_quantization_nsamples export_quantization_maxlen", fated("refused", GPTQ)),
-    "export_hub_model_id": fated("later", "pushing to a hub; hf upload takes the exported folder"),
+    "export_hub_model_id": fated("unneeded", f"after training: {EXPORT} --push OWNER/NAME"),
     **_all(
         "do_sample temperature top_p top_k num_beams max_length max_new_tokens repetition_penalty",
         fated("unneeded", GENERATING),
