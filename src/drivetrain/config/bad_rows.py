@@ -1,4 +1,4 @@
-"""What to do with rows of a data set that cannot be used."""
+"""The share of a data set's rows that may be left out because they cannot be used."""
 
 from __future__ import annotations
 
