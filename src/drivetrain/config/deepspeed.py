@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from drivetrain.config.deepspeed_zero import ANOTHER, SAVING, zero
 from drivetrain.config.translation import AUTO, Handler, Translation, fated, field_of, if_on, lost, translated
 
 DIVISION = "batch_size and micro_batch_size decide how a batch is cut; DeepSpeed's own division is switched off"
 TRACKING = "give tracking.trackers"
 UNSHARED = "each rank of this engine has samples of its own: take engine: {{name: mesh, {}: {}}}"
-ALGORITHM = "it changes what is computed, and with it the result"
 
 
 def translate(raw: Mapping[str, Any]) -> Translation:
@@ -194,84 +194,6 @@ SCHEDULER: dict[str, Handler] = {
 }
 
 
-# --- ZeRO ------------------------------------------------------------------------------------------------------------
-
-
-def _offload(to: str) -> Handler:
-    def handle(key: str, value: Any, into: Translation) -> None:
-        given = value or {}
-        device = str(given.get("device", "none")).lower()
-        into.set(f"{key}.device", to, device)
-        if given.get("nvme_path") and device == "nvme":
-            into.set(f"{key}.nvme_path", "engine.nvme_path", str(given["nvme_path"]))
-        rest = {name: v for name, v in given.items() if name != "device" and (name, device) != ("nvme_path", "nvme")}
-        for name in [name for name, v in rest.items() if v == AUTO or device == "none"]:
-            into.note(
-                f"{key}.{name}", "unneeded", "DeepSpeed's default" if device != "none" else "nothing is offloaded"
-            )
-            del rest[name]
-        for name in sorted(rest):
-            if name in ("super_offload", "ratio") and rest[name] not in (False, 1, 1.0):
-                into.note(f"{key}.{name}", "refused", "it needs DeepSpeed's own optimizer")
-                del rest[name]
-        if rest:
-            into.passed.setdefault("zero_optimization", {})[key.rsplit(".", 1)[-1]] = rest
-            for name in rest:
-                into.note(f"{key}.{name}", "passed", "to DeepSpeed")
-
-    return handle
-
-
-def _old_offload(to: str) -> Handler:
-    return if_on(lambda key, _, into: into.set(key, to, "cpu"))
-
-
-def _tuned(key: str, value: Any, into: Translation) -> None:
-    into.passed.setdefault("zero_optimization", {})[key.rsplit(".", 1)[-1]] = value
-    into.note(key, "passed", "to DeepSpeed")
-
-
-def _zero(key: str, value: Any, into: Translation) -> None:
-    translated(value, ZERO, into, f"{key}.")
-
-
-_GATHERED = fated("unneeded", "weights are gathered piece by piece when they are saved")
-_SAVING = fated("unneeded", "checkpoints are this project's")
-_ANOTHER = if_on(lost(ALGORITHM))
-_TUNING = (
-    *("contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce"),
-    *("allgather_partitions", "allgather_bucket_size", "overlap_comm", "sub_group_size", "round_robin_gradients"),
-    *("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_model_persistence_threshold"),
-    *("stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_module_granularity_threshold"),
-    *("stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential", "zero_hpz_partition_size"),
-    *("memory_efficient_linear", "log_trace_cache_warnings", "enable_sanity_checks", "leaf_module"),
-    *("ignore_unused_parameters", "parameter_alignment", "override_module_apply", "mics_shard_size"),
-)
-
-ZERO: dict[str, Handler] = {
-    "stage": field_of("engine.stage"),
-    "offload_optimizer": _offload("engine.offload_optimizer"),
-    "offload_param": _offload("engine.offload_parameters"),
-    "cpu_offload": _old_offload("engine.offload_optimizer"),
-    "cpu_offload_params": _old_offload("engine.offload_parameters"),
-    "cpu_offload_param": _old_offload("engine.offload_parameters"),
-    "cpu_offload_use_pin_memory": fated("unneeded", "memory is pinned where there is a GPU"),
-    **dict.fromkeys(_TUNING, _tuned),
-    "stage3_gather_16bit_weights_on_model_save": _GATHERED,
-    "stage3_gather_fp16_weights_on_model_save": _GATHERED,
-    "load_from_fp32_weights": _SAVING,
-    "elastic_checkpoint": _SAVING,
-    "pipeline_loading_checkpoint": _SAVING,
-    "compute_grad_norm": fated("unneeded", "the norm is always computed"),
-    "legacy_stage1": if_on(fated("refused", "DeepSpeed itself took it out")),
-    "zero_quantized_weights": _ANOTHER,
-    "zero_quantized_nontrainable_weights": _ANOTHER,
-    "zero_quantized_gradients": _ANOTHER,
-    "zenflow": _ANOTHER,
-    "save_muon_momentum_buffer_in_memory": fated("unneeded", "there is no Muon"),
-}
-
-
 # --- the whole -------------------------------------------------------------------------------------------------------
 
 
@@ -312,7 +234,7 @@ KEYS: dict[str, Handler] = {
     "bf16": _half("bf16-master"),
     "bfloat16": _half("bf16-master"),
     "torch_autocast": _autocast,
-    "zero_optimization": _zero,
+    "zero_optimization": zero,
     "communication_data_type": _reduced_in,
     "data_types": fated("unneeded", "gradients are accumulated and summed in fp32"),
     "fp32_allreduce": fated("unneeded", "gradients are summed in fp32"),
@@ -334,11 +256,11 @@ KEYS: dict[str, Handler] = {
     "dataloader_drop_last": fated("unneeded", "every sample counts once"),
     "flops_profiler": fated("unneeded", "the report has FLOPs"),
     **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comet"), if_on(fated("unneeded", TRACKING))),
-    "checkpoint": _SAVING,
-    "load_universal_checkpoint": _SAVING,
-    "use_node_local_storage": _SAVING,
+    "checkpoint": SAVING,
+    "load_universal_checkpoint": SAVING,
+    "use_node_local_storage": SAVING,
     "amp": if_on(lost("Apex is gone from DeepSpeed; give precision=fp16-mixed or bf16-mixed")),
-    **dict.fromkeys(("sparse_gradients", "sparse_attention", "compression_training"), _ANOTHER),
+    **dict.fromkeys(("sparse_gradients", "sparse_attention", "compression_training"), ANOTHER),
     **dict.fromkeys(("curriculum_learning", "data_efficiency"), if_on(lost("it changes what a batch holds"))),
     "autotuning": if_on(fated("refused", "drivetrain compare measures settings side by side")),
     "elasticity": if_on(fated("refused", "min_nodes and max_restarts say it; the batch stays the same", alters=True)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drivetrain.config import accelerate, deepspeed
+from drivetrain.config import accelerate, deepspeed, deepspeed_zero
 from drivetrain.config.files import MOST_JSON_BYTES, read_json, read_text, read_yaml
 from drivetrain.errors import UserError, problem
 from drivetrain.importing import (
@@ -61,7 +61,7 @@ KINDS: dict[str, Kind] = {
     "training_arguments": Kind("Transformers' TrainingArguments", _TRAINING, training_arguments.translate),
     "deepspeed": Kind(
         "a DeepSpeed configuration",
-        _DEEPSPEED | frozenset((*deepspeed.ZERO, *deepspeed.HALF, *deepspeed.OPTIMIZER, *deepspeed.SCHEDULER)),
+        _DEEPSPEED | frozenset((*deepspeed_zero.ZERO, *deepspeed.HALF, *deepspeed.OPTIMIZER, *deepspeed.SCHEDULER)),
         engines.of_deepspeed,
         frozenset(("zero_optimization", *deepspeed.BATCH[:2])),
     ),
