@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from drivetrain.models.cross_entropy import IGNORED
-from drivetrain.models.planned_device import kind_of_device
+from drivetrain.models.planned_device import alike_parts, kind_of_device
 
 SLAB_BYTES = 8 * 2**20  # of a slab's logits in fp32: with 64 MiB, which no cache holds, a CPU took a tenth longer
 LARGER_ON_GPU = 16  # where small products leave most of it idle
@@ -94,7 +94,7 @@ def _columns(hidden: Tensor) -> int:
 def _slabs(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[int, Tensor, Tensor | None]]:
     """Yields parts of the vocabulary: first token, weight (v, H) and bias (v,) in the dtype of the hidden states."""
     width = _columns(hidden)
-    for start in range(0, len(weight), width):
+    for start in alike_parts(range(0, len(weight), width)):
         own = slice(start, start + width)
         yield start, weight[own].to(hidden.dtype), None if bias is None else bias[own].to(hidden.dtype)
 

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from drivetrain.config.machine import Machine
 
+FEWEST = 4  # parts of which one stands for several
+
 _PLANNED: list[Machine] = []
+_TIMES = [1]
 
 
 @contextmanager
@@ -29,3 +32,23 @@ def planned_machine() -> Machine | None:
 
 def kind_of_device(tensor: Tensor) -> str:
     return _PLANNED[-1].device if _PLANNED else tensor.device.type
+
+
+def alike_parts(parts: range) -> Iterator[int]:
+    """Yields the parts of a loop that does the same for each of them, the last one perhaps less. While a machine is
+    planned for, the second one stands for all between it and the last: its operations count as often (`times`)."""
+    if not _PLANNED or len(parts) < FEWEST:
+        yield from parts
+        return
+    yield parts[0]
+    _TIMES.append(_TIMES[-1] * (len(parts) - 2))
+    try:
+        yield parts[1]
+    finally:
+        _TIMES.pop()
+    yield parts[-1]
+
+
+def times() -> int:
+    """Returns how many operations each one that is traced stands for."""
+    return _TIMES[-1]

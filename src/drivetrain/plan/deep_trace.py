@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
@@ -26,7 +26,8 @@ class Tracer:
     def __init__(self, depths: Sequence[int] = DEPTHS, few: int = FEW) -> None:
         self._depths, self._few = tuple(depths), few
         self._blocks: tuple[Workload, int] | None = None  # of the latest workload
-        self._is_linear: dict[str, bool] = {}
+        self._pairs: dict[str, tuple[int, int] | None] = {}  # by way: depths to extrapolate from; None: trace it whole
+        self._found: dict[tuple[str, int], StepCosts] = {}  # by run and rank, of the latest workload
         self.notes: dict[str, None] = {}  # in order, each once
 
     def fullest_step_costs(
@@ -41,32 +42,55 @@ class Tracer:
 
     def step_costs(self, run: RunConfig, machine: Machine, workload: Workload, rank: int = 0) -> StepCosts:
         """Returns the costs of one step on one rank, from a trace of the whole model if it has few blocks or its costs
-        do not grow evenly with them."""
+        do not grow evenly with them. What was traced once is not traced again."""
         blocks = self._blocks_of(workload)
-        key = run.model_dump_json(exclude=SIZES | IRRELEVANT)
-        if blocks <= self._few or run.engine.stages > 1 or not self._is_linear.get(key, True):
+        key = run.model_dump_json(exclude=IRRELEVANT), rank
+        if key not in self._found:
+            self._found[key] = self._traced(run, machine, workload, rank, blocks)
+        return self._found[key]
+
+    def _traced(self, run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int) -> StepCosts:
+        way = run.model_dump_json(exclude=SIZES | IRRELEVANT)
+        pair = self._pairs.get(way, self._depths[:2])
+        if blocks <= self._few or run.engine.stages > 1 or pair is None:
             return step_costs(run, machine, workload, rank)
+
+        def at(depth: int) -> DepthTrace:
+            return DepthTrace(depth, *step_trace(run, machine, workload, rank, depth))
+
         try:
-            found = self._extrapolated(run, machine, workload, rank, blocks, is_checked=key in self._is_linear)
+            if way in self._pairs:
+                traces = at(pair[0]), at(pair[1])
+            else:
+                traces = self._checked(at, blocks)
+            found = extrapolated(*traces, blocks)
         except (UserError, RunError, NotLinear) as error:
-            self._is_linear[key] = False
+            self._pairs[way] = None
             costs = step_costs(run, machine, workload, rank)  # raises for its own reason where it cannot be traced
             why = str(error) if isinstance(error, NotLinear) else "it cannot be traced with fewer"
             self.notes[f"engine={run.engine.label}: all {blocks} blocks were traced: {why}"] = None
             return costs
-        self._is_linear[key] = True
-        few = f"{', '.join(map(str, self._depths[:-1]))} and {self._depths[-1]}"
-        self.notes[f"traced with {few} of the model's {blocks} blocks, in even steps of which its costs grow"] = None
+        if way not in self._pairs:
+            self._pairs[way] = traces[0].depth, traces[1].depth
+            few = f"{traces[0].depth - 1}, {traces[0].depth} and {traces[1].depth}"
+            self.notes[f"traced with {few} of the model's {blocks} blocks, in even steps of which its costs grow"] = None
         return found
 
-    def _extrapolated(
-        self, run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int, is_checked: bool
-    ) -> StepCosts:
-        depths = self._depths[1:] if is_checked else self._depths
-        traces = [DepthTrace(depth, *step_trace(run, machine, workload, rank, depth)) for depth in depths]
-        if not is_checked:
-            check_linear(traces[0], traces[1], traces[2], blocks)
-        return extrapolated(traces[-2], traces[-1], blocks)
+    def _checked(self, at: Callable[[int], DepthTrace], blocks: int) -> tuple[DepthTrace, DepthTrace]:
+        """Returns the traces of the first two depths in turn whose line the depth before them lies on. Raises NotLinear
+        if there are none: an engine that keeps the blocks that it used last shows what it does with many from three or
+        four on."""
+        traces = [at(depth) for depth in self._depths[:2]]
+        for depth in self._depths[2:]:
+            traces.append(at(depth))
+            try:
+                check_linear(traces[-3], traces[-2], traces[-1], blocks)
+            except NotLinear:
+                if depth == self._depths[-1]:
+                    raise
+            else:
+                break
+        return traces[-2], traces[-1]
 
     def _blocks_of(self, workload: Workload) -> int:
         if self._blocks is None or self._blocks[0] is not workload:
@@ -74,7 +98,7 @@ class Tracer:
                 found = alike_blocks(workload)
             except Exception:  # code of models: the trace itself reports why it cannot be built
                 found = 0
-            self._blocks = workload, found
+            self._blocks, self._found = (workload, found), {}
         return self._blocks[1]
 
 

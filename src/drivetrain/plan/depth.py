@@ -20,7 +20,7 @@ from drivetrain.plan.lines import on_line, totals
 from drivetrain.plan.memory import Levels, thinned
 from drivetrain.plan.step_costs import MemoryPart, StepCosts, StepMemory
 
-DEPTHS = (2, 3, 4)  # blocks; the first one checks what the others predict
+DEPTHS = (2, 3, 4, 5)  # blocks, of which the first three in a row are taken that lie on a line
 NEAR = 0.005  # of the predicted figure, by which the check may be off
 
 

@@ -4,8 +4,9 @@ Memory: each stretch of the step's timeline holds bytes that do not depend on th
 to it. So two traces give a line for each stretch, and the peak is the highest of them: piecewise linear, as the peak
 moves from the optimizer's update to the backward pass. (Extrapolating the peak itself is badly wrong there.)
 
-Operations and messages: a share of a step (the update), a share of each micro-batch (weights are read, blocks gathered)
-and a share of each sample. Three traces give the three.
+Operations and messages: a share of a step (the update), a share of each micro-batch (weights are read, blocks gathered),
+a share of each sample, and one of each sample for each other of its micro-batch: a fused loss cuts the vocabulary into
+as many more slabs as there are samples, and reads all samples for each slab. Four traces give the four.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Cut:
 
 
 def cuts_to_trace(samples: int, stages: int) -> list[Cut]:
-    """Returns the cuts whose traces give those of `samples` samples a rank: at most three.
+    """Returns the cuts whose traces give those of `samples` samples a rank: at most four.
 
     Two micro-batches show what accumulating adds, and a pipeline is full with as many as it has stages.
     """
@@ -52,8 +53,10 @@ def cuts_to_trace(samples: int, stages: int) -> list[Cut]:
     large = samples // full
     cuts = [Cut(1, full, full), Cut(large, full, large * full)]
     cuts.append(Cut(samples, 1, samples) if stages == 1 else Cut(1, full + 1, full + 1))
-    if large == 1:  # the first two are one
-        cuts.append(Cut(1, 1, 1) if stages == 1 else Cut(2, full, 2 * full))
+    if stages == 1:
+        cuts.append(Cut(1, 1, 1))
+    elif large == 1:  # the first two are one
+        cuts.append(Cut(2, full, 2 * full))
     return list(dict.fromkeys(cuts))
 
 
@@ -132,10 +135,18 @@ class Derivation:
     def _rate(self, cut: Cut, key: Key, held: float, quantity: str) -> float:
         if not held:
             return 1.0
-        rows = np.array([[1.0, each.count, each.samples] for each in self._traced])
+        rows = np.array([_shared_by(each) for each in self._traced])
+        if np.linalg.matrix_rank(rows) < rows.shape[1]:  # too few traces to tell the last one apart
+            rows = rows[:, :-1]
         values = np.array([_total(costs, key, quantity) for costs in self._traced.values()])
         shares, *_ = np.linalg.lstsq(rows, values, rcond=None)
-        return max(0.0, float(shares @ [1.0, cut.count, cut.samples])) / held
+        return max(0.0, float(shares @ _shared_by(cut)[: rows.shape[1]])) / held
+
+
+def _shared_by(cut: Cut) -> list[float]:
+    """Returns what the work of a step is a sum of shares of: the step, micro-batches, samples, and samples for each one
+    of their micro-batch."""
+    return [1.0, cut.count, cut.samples, cut.samples * cut.size]
 
 
 def between(below: StepMemory, above: StepMemory, share: float) -> StepMemory:

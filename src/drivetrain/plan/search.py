@@ -26,7 +26,7 @@ from drivetrain.plan.step_costs import Messages, StepCosts
 
 BEST = 5  # rows that are traced in the end
 MOST_TRACES = 90  # a search ends then, and says what it left out
-ONE_PROCESS = 64  # samples: enough to see how one process's work grows
+ONE_PROCESS = 8  # samples: enough to see how one process's work grows
 
 
 def search(

@@ -32,7 +32,6 @@ from drivetrain.plan import trace_answers, trace_model
 from drivetrain.plan.lines import on_line
 from drivetrain.plan.memory import Levels, MemoryRecord
 from drivetrain.plan.step_costs import StepCosts
-from drivetrain.plan.trace_answers import OwnNumbers
 from drivetrain.plan.trace_batches import first_window, without_numbers
 from drivetrain.plan.trace_model import CachedFakeMode, built_fake
 from drivetrain.plan.trace_operations import OperationRecord
@@ -103,7 +102,6 @@ def _traced(
         stack.enter_context(planned_for(machine))
         stack.enter_context(built_fake(workload, mode, blocks))
         stack.enter_context(mode)
-        stack.enter_context(OwnNumbers())
         engine = assemble_around(workload, run, on_cpu, ranks, part=record.memory.part, traced=True)
         stack.callback(engine.close)
         with real_numbers():

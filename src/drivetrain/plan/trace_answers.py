@@ -11,12 +11,8 @@ from __future__ import annotations
 import os
 import sys
 from types import FrameType
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 ANSWERS = {  # by a part of the asking file's name
     f"{os.sep}deepspeed{os.sep}": 0,
@@ -27,20 +23,10 @@ ANSWERS = {  # by a part of the asking file's name
 BETWEEN = (f"{os.sep}torch{os.sep}", f"drivetrain{os.sep}measure", f"drivetrain{os.sep}plan")
 
 
-class OwnNumbers(TorchDispatchMode):
-    supports_higher_order_operators = True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
-        if func is torch.ops.aten._local_scalar_dense.default and _lacks_numbers(args[0]):
-            answer = _answer()
-            if answer is not None:
-                return _of(args[0].dtype, answer)
-        return func(*args, **(kwargs or {}))
-
-
-def _lacks_numbers(tensor: Tensor) -> bool:
-    return isinstance(tensor, FakeTensor) and tensor.constant is None
+def answer_to_library(dtype: torch.dtype) -> float | int | bool | None:
+    """Returns the number that stands for a tensor's of this type; None where other code than a library's asked."""
+    answer = _answer()
+    return None if answer is None else _of(dtype, answer)
 
 
 def _of(dtype: torch.dtype, answer: int) -> float | int | bool:

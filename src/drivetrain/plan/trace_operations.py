@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_iter
 
 from drivetrain.measure.flops import FlopCount, formula_of
 from drivetrain.measure.traffic import GIVEN, KINDS, group_of
+from drivetrain.models.planned_device import times
 from drivetrain.plan.step_costs import Collective, Messages, OperationKind, Operations
 
 SIZE_CLASS = 2.0  # calls whose work differs by less than about this factor are counted together
@@ -26,7 +27,8 @@ class _Sum:
     bytes: float = 0.0
 
     def add(self, work: float, moved: float) -> None:
-        self.calls, self.work, self.bytes = self.calls + 1, self.work + work, self.bytes + moved
+        calls = times()
+        self.calls, self.work, self.bytes = self.calls + calls, self.work + calls * work, self.bytes + calls * moved
 
 
 class OperationRecord(FlopCount):
