@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-
 DEVICE = torch.ops.prim.device.default
 
 

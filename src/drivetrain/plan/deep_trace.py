@@ -59,10 +59,7 @@ class Tracer:
             return DepthTrace(depth, *step_trace(run, machine, workload, rank, depth))
 
         try:
-            if way in self._pairs:
-                traces = at(pair[0]), at(pair[1])
-            else:
-                traces = self._checked(at, blocks)
+            traces = (at(pair[0]), at(pair[1])) if way in self._pairs else self._checked(at, blocks)
             found = extrapolated(*traces, blocks)
         except (UserError, RunError, NotLinear) as error:
             self._pairs[way] = None
@@ -73,7 +70,9 @@ class Tracer:
         if way not in self._pairs:
             self._pairs[way] = traces[0].depth, traces[1].depth
             few = f"{traces[0].depth - 1}, {traces[0].depth} and {traces[1].depth}"
-            self.notes[f"traced with {few} of the model's {blocks} blocks, in even steps of which its costs grow"] = None
+            self.notes[f"traced with {few} of the model's {blocks} blocks, in even steps of which its costs grow"] = (
+                None
+            )
         return found
 
     def _checked(self, at: Callable[[int], DepthTrace], blocks: int) -> tuple[DepthTrace, DepthTrace]:

@@ -4,9 +4,9 @@ Memory: each stretch of the step's timeline holds bytes that do not depend on th
 to it. So two traces give a line for each stretch, and the peak is the highest of them: piecewise linear, as the peak
 moves from the optimizer's update to the backward pass. (Extrapolating the peak itself is badly wrong there.)
 
-Operations and messages: a share of a step (the update), a share of each micro-batch (weights are read, blocks gathered),
-a share of each sample, and one of each sample for each other of its micro-batch: a fused loss cuts the vocabulary into
-as many more slabs as there are samples, and reads all samples for each slab. Four traces give the four.
+Operations and messages: a share of a step (the update), a share of each micro-batch (weights are read, blocks are
+gathered), a share of each sample, and one of each sample for each other of its micro-batch: a fused loss cuts the
+vocabulary into as many more slabs as there are samples, and reads all samples for each slab. Four traces give the four.
 """
 
 from __future__ import annotations
