@@ -206,6 +206,7 @@ def test_an_adapter_over_two_ranks_goes_on_exactly_and_is_used_as_in_one_process
         }
 
 
+@pytest.mark.long
 def test_what_two_ranks_saved_is_in_files_for_plain_peft(
     folder: Path, found: dict[tuple[str, str], dict[str, Any]]
 ) -> None:

@@ -89,6 +89,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.long
 # the last test of this file has one that is timed out
 @pytest.mark.parametrize("many", [4, pytest.param(6, marks=pytest.mark.slow)])
 def test_every_ending_is_a_row_with_its_reason(many: int, drivetrain: Call) -> None:

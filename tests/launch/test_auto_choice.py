@@ -94,6 +94,7 @@ def test_wrong_settings_beside_auto_are_all_reported(drivetrain: Command) -> Non
     assert "did you mean seed" in err
 
 
+@pytest.mark.long
 def test_a_verb_that_decides_nothing_says_who_does(drivetrain: Command) -> None:
     code, out, _ = drivetrain("compare", "digits.yaml", "engine=auto,single")
     assert code == 0

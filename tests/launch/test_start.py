@@ -107,6 +107,7 @@ def report(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_ranks_train_and_evaluate_as_one(place: Path) -> None:
     finished_here(place, "train", "run.yaml", "output=one")
     done = finished(place, "train", "run.yaml", "engine=fsdp", "processes=2", "output=two")

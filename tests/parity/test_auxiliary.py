@@ -57,6 +57,7 @@ def test_auxiliary_models_have_the_curve_of_plain_pytorch_and_resume_to_the_bit(
     assert all(torch.equal(resumed.weights[name], weight) for name, weight in whole.weights.items())
 
 
+@pytest.mark.long
 def test_what_fsdp_saved_goes_on_in_one_process_and_not_beside_another_teacher(
     found: Callable[[MeshCase], tuple[Run, Run]], ranks: Callable[[int], RankPool], root: Path
 ) -> None:

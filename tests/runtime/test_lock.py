@@ -21,6 +21,7 @@ from drivetrain.runtime.run_folder import RunFolder
 from tests.launch.test_start import command, finished_here, prepared, report, wait_for_step
 
 
+@pytest.mark.long
 def test_a_second_run_on_a_folder_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     """Really two runs, the first of two ranks: with --resume, with --overwrite and silently."""
     folder = prepared(tmp_path, "time.sleep(0.1)")

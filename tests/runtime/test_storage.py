@@ -94,6 +94,7 @@ def watched(folder: Path, *commands: str) -> list[tuple[str, str, str]]:
     return [tuple(each) for each in json.loads((folder / "seen.json").read_text())]
 
 
+@pytest.mark.long
 def test_answers_and_rewards_are_kept_through_the_storage_and_do_not_grow_with_the_run(tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl", ROWS)
     (tmp_path / "run.yaml").write_text(json.dumps(REWARDED))
