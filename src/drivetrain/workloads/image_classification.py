@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +12,22 @@ from torch import Tensor, nn
 
 from drivetrain.config.bad_rows import most_dropped
 from drivetrain.config.workload import ImageClassification
-from drivetrain.data.array_store import default_root
-from drivetrain.data.augment import Augmentation
-from drivetrain.data.image_sources import pictures_to_predict, read_pictures
-from drivetrain.data.images import LabelledPictures, png_url
-from drivetrain.data.picture_samples import MOST_KEPT_BYTES, UNREADABLE, GatheredPictures, PictureSamples
-from drivetrain.data.split import limit_note, limited, stratified_split
-from drivetrain.data.texts import class_names, encode
-from drivetrain.errors import Problem, UserError, problem
-from drivetrain.models.classifier_config import config_accepts, config_problems
+from drivetrain.data.image_sources import pictures_to_predict
+from drivetrain.data.images import png_url
+from drivetrain.data.picture_samples import UNREADABLE, GatheredPictures, PictureSamples
+from drivetrain.errors import problem
+from drivetrain.models.classifier_config import config_accepts
 from drivetrain.models.model_folders import save_description
 from drivetrain.models.normalisation import batch_norm_to_group_norm, has_batch_norm
-from drivetrain.models.preprocessing import NORM_KEY, Preprocessing, expected_by, write_preprocessing
+from drivetrain.models.preprocessing import NORM_KEY, write_preprocessing
 from drivetrain.models.transformers_classifiers import build_classifier
 from drivetrain.workloads.base import Batch, NamedSamples
 from drivetrain.workloads.class_loss import ClassificationLoss
 from drivetrain.workloads.classification import Classifier
 from drivetrain.workloads.exporting import Exportable
+from drivetrain.workloads.image_parts import HEAD, ImageParts, pixel_statistics
 from drivetrain.workloads.metrics import Accuracy, MacroF1, Metric
 
-HEAD = "AutoModelForImageClassification"
-MOST_NAMED_BAD = 5  # pictures
 BATCH_NORM = (
     "the model has BatchNorm: its statistics are those of one device's micro-batch, so results depend on "
     "micro_batch_size and the number of devices; workload.model.norm=group does not"
@@ -46,116 +39,18 @@ class ImageClassificationWorkload(Classifier, Exportable):
     evaluation: PictureSamples
 
     def __init__(self, config: ImageClassification, seed: int) -> None:
-        self._config, self._seed = config, seed
-        self._warnings: list[str] = []
-        train, held_out, self._expected = self._read()
-        self._classes = _classes(train)
+        self._config = config
         self._most_bad = most_dropped(config.data.bad_rows)
-        self._size = config.data.image_size or self._expected.size
-        self.train, self.evaluation = self._parts(train, held_out)
+        parts = ImageParts(config, seed)
+        self._size, self._expected, self._classes = parts.size, parts.expected, parts.classes
+        self.train, self.evaluation = parts.train, parts.evaluation
         self._loss = ClassificationLoss(config.loss, self._classes, self.train.labels)
-        self._warnings += self._class_warnings()
-        self._shape = self._prepare()
-        self._mean, self._std = self._statistics()
+        self._warnings = [*parts.notes, *self._class_warnings()]
+        self._shape, notes = parts.prepared()
+        self._warnings += notes
+        self._mean, self._std = pixel_statistics(config.data, self._expected, self._shape[-1])
         self._scale = _pixel_scale(self._shape, self._mean, self._std)
         self._derived = self._derived_config()
-
-    def _read(self) -> tuple[LabelledPictures, LabelledPictures | None, Preprocessing]:
-        """Reads the data and the model's expectations of them. Raises UserError with the problems of all of them."""
-        data, model = self._config.data, self._config.model
-        problems: list[Problem] = []
-        train = held_out = None
-        expected = Preprocessing()
-        with _gathered(problems):
-            expected = expected_by(model.path, "workload.model.path")
-        if expected.group_norm and model.norm != "group":
-            why = f"{model.path} was trained with GroupNorm in place of BatchNorm"
-            problems.append(Problem("workload.model.norm", why, "give norm: group"))
-        if model.config is not None:
-            problems += config_problems(HEAD, model.config, "workload.model.config")
-        with _gathered(problems):
-            train = read_pictures(data, data.train, "workload.data.train", "train")
-        if data.evaluation is not None:
-            with _gathered(problems):
-                held_out = read_pictures(data, data.evaluation, "workload.data.evaluation", "test")
-        if problems:
-            raise UserError(problems)
-        assert train is not None
-        self._warnings += [note for part in (train, held_out) if part is not None for note in part.notes]
-        return train, held_out, expected
-
-    def _parts(
-        self, train: LabelledPictures, held_out: LabelledPictures | None
-    ) -> tuple[PictureSamples, PictureSamples]:
-        data = self._config.data
-        numbers = _encoded(train, self._classes, str(data.train), "workload.data.train")
-        if held_out is None:
-            ours, theirs = stratified_split(numbers, data.evaluation_fraction, self._seed, "workload.data.train")
-            held_out, held_numbers = train, numbers
-        else:
-            held_numbers = _encoded(held_out, self._classes, str(data.evaluation), "workload.data.evaluation")
-            ours, theirs = np.arange(len(numbers)), np.arange(len(held_numbers))
-        augment = Augmentation(self._seed, data.crop_padding, data.flip)
-        return (
-            self._samples(train, numbers, self._limited(numbers, ours, "limit_train"), augment),
-            self._samples(held_out, held_numbers, self._limited(held_numbers, theirs, "limit_evaluation"), None),
-        )
-
-    def _limited(self, numbers: np.ndarray, part: np.ndarray, key: str) -> np.ndarray:
-        """Returns indices of the part's samples that are used. key: the field that limits them."""
-        limit = getattr(self._config.data, key)
-        if limit is None:
-            return part
-        kept = limited(numbers[part], limit, self._seed)
-        note = limit_note(np.array(self._classes)[numbers[part]], kept, f"workload.data.{key}")
-        self._warnings += [note] if note else []
-        return part[kept]
-
-    def _samples(
-        self, held: LabelledPictures, numbers: np.ndarray, part: np.ndarray, augment: Augmentation | None
-    ) -> PictureSamples:
-        cache = self._config.data.cache or default_root()
-        return PictureSamples(held.pictures, numbers[part], part, self._size, augment, self._most_bad, cache)
-
-    def _prepare(self) -> tuple[int, ...]:
-        """Checks both parts: all pictures of one shape and of as many channels as the model takes."""
-        channels = (self._config.model.config or {}).get("num_channels") or self._expected.channels
-        if channels not in (None, 1, 3):
-            raise problem("workload.model", f"it takes images of {channels} channels", "grey (1) and RGB (3) are read")
-        problems: list[Problem] = []
-        shape = None
-        with _gathered(problems):
-            shape = self.train.prepare("workload.data.train", channels)
-        with _gathered(problems):
-            left = MOST_KEPT_BYTES - self.train.kept_bytes
-            self.evaluation.prepare("workload.data.evaluation", channels, shape, left)
-        if problems:
-            raise UserError(problems)
-        assert shape is not None
-        for samples in (self.train, self.evaluation):
-            self._warnings += [] if samples.warning is None else [samples.warning]
-            if samples.bad:
-                why = f"{len(samples.bad):,} of {len(samples):,} pictures cannot be read and count for nothing"
-                self._warn(f"{why}: {'; '.join(islice(samples.bad.values(), MOST_NAMED_BAD))}")
-        return shape
-
-    def _statistics(self) -> tuple[list[float], list[float]]:
-        """Returns mean and standard deviation a channel: the run file's, else the model's own, else 0.5."""
-        data, channels = self._config.data, self._shape[-1]
-        problems: list[Problem] = []
-        found = []
-        for name, given, own in (("mean", data.mean, self._expected.mean), ("std", data.std, self._expected.std)):
-            values = list(given or own or [0.5])
-            values = values * channels if len(values) == 1 else values
-            field = f"workload.data.{name}"
-            if len(values) != channels:
-                problems.append(Problem(field, f"{values} for {channels} channels", "give one a channel"))
-            if max(values) > 1 or min(values) < 0 or (name == "std" and min(values) == 0):
-                problems.append(Problem(field, f"{values} are not of pixels from 0 to 1", "divide by 255; no std is 0"))
-            found.append(values)
-        if problems:
-            raise UserError(problems)
-        return found[0], found[1]
 
     def _derived_config(self) -> dict[str, Any]:
         """Returns the fields that follow from the data for a model made from a config, where the run file leaves them
@@ -316,31 +211,9 @@ class ImageClassificationWorkload(Classifier, Exportable):
         write_preprocessing(folder, height, width, self._mean, self._std)
 
 
-def _classes(train: LabelledPictures) -> list[str]:
-    """Returns the classes, in the source's own order, if it has one."""
-    present = [str(train.label_names[number]) for number in np.unique(train.numbers)]
-    found = class_names(present, "workload.data.train", len(train.numbers))
-    return found if train.classes is None else list(train.classes)
-
-
-def _encoded(held: LabelledPictures, classes: Sequence[str], path: str, field: str) -> np.ndarray:
-    """Returns (N,) int64: numbers of classes. Raises UserError for labels that training does not know."""
-    present, places = np.unique(held.numbers, return_inverse=True)
-    return encode(np.array([held.label_names[number] for number in present]), classes, path, field)[places]
-
-
 def _pixel_scale(shape: tuple[int, ...], mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Returns factor, shift: (W x C,) each, so that pixels x factor + shift = (pixels / 255 - mean) / std."""
     _, width, _ = shape
     deviation = torch.tensor(std, dtype=torch.float64)
     factor, shift = 1 / (255 * deviation), -torch.tensor(mean, dtype=torch.float64) / deviation
     return factor.float().repeat(width), shift.float().repeat(width)
-
-
-@contextmanager
-def _gathered(problems: list[Problem]) -> Iterator[None]:
-    """Collects problems, so that all can be reported at once."""
-    try:
-        yield
-    except UserError as error:
-        problems.extend(error.problems)
