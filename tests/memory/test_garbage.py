@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from drivetrain.memory import garbage
-from drivetrain.memory.garbage import collecting, importing
+from drivetrain.memory.garbage import collecting, importing, rarer
 
 
 class Circle:
@@ -115,3 +115,35 @@ def test_in_a_process_of_other_code_imports_change_nothing(full: list[int]) -> N
         assert full
     assert gc.get_freeze_count() == 0
     assert kept
+
+
+def test_passes_are_rarer_while_rows_are_read_and_as_before_afterwards() -> None:
+    passes: list[int] = []
+
+    def counted(phase: str, how: dict[str, Any]) -> None:
+        if phase == "stop":
+            passes.append(how["generation"])
+
+    before = gc.get_threshold()
+    gc.callbacks.append(counted)
+    try:
+        kept = objects(20_000)
+        many = len(passes)
+        with rarer():
+            kept += objects(20_000)
+        few = len(passes) - many
+    finally:
+        gc.callbacks.remove(counted)
+    assert many > 20
+    assert few <= 1
+    assert gc.get_threshold() == before
+
+
+def test_a_caller_that_switched_passes_off_finds_them_off() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        with rarer():
+            assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before)

@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 from drivetrain.data.cache_entries import CONTENTS, keep_below_bound
 from drivetrain.data.mapped import mapped
 from drivetrain.errors import problem
+from drivetrain.memory.garbage import rarer
 from drivetrain.runtime import scratch
 from drivetrain.runtime.user_cache import user_cache
 
@@ -171,7 +172,8 @@ def _lock(root: Path, key: str) -> FileLock | OSError:
 def _built(place: Path, build: Callable[[Path], None]) -> Store:
     try:
         place.mkdir(parents=True, exist_ok=True)
-        build(place)
+        with rarer():
+            build(place)
     except OSError as error:
         if error.filename is not None and not Path(str(error.filename)).is_relative_to(place):
             raise

@@ -11,11 +11,13 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -23,11 +25,13 @@ from drivetrain.data.array_store import Store, Writer, check_room, replaced_when
 from drivetrain.data.byte_lengths import is_of_transformers
 from drivetrain.data.mapped import READ_PAGES
 from drivetrain.errors import RunError, UserError
+from drivetrain.memory.garbage import importing, own_process, rarer
 from drivetrain.runtime.progress_line import ProgressLine
 
 BLOCK_BYTES, BLOCK_TEXTS = 2 << 20, 4096  # of one call of a tokenizer, whose result is Python's objects
 PROCESS_SECONDS = 5.0  # a process pays for each so many seconds of work that one has left: it takes seconds to start
 MEASURED = 1.0  # seconds, of which the rate of one process is taken
+NUMBER = 8  # bytes of a block's number between processes
 REFUSED = 3  # exit code of a process that met what the builder reports in words
 
 
@@ -176,27 +180,18 @@ def _finished(work: Work, left: Sequence[int], sizes: np.ndarray) -> Iterator[in
 
 
 def _in_processes(work: Work, left: Sequence[int], processes: int) -> Iterator[int]:
-    """Works in separate Python processes: a fork would copy threads' locks, and `spawn` imports the user's main
-    file."""
-    environment = {
-        **os.environ,
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    command = [sys.executable, "-m", __name__]
-    workers = []
-    reading, writing = os.pipe()
-    try:
-        for _ in range(processes):
-            workers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=writing, env=environment))
-        for number, worker in enumerate(workers):  # a process reads once it has imported: by now all do so together
-            assert worker.stdin is not None
-            with worker.stdin:
-                pickle.dump((work, left[number::processes]), worker.stdin)
-        os.close(writing)
-        with os.fdopen(reading, encoding="ascii") as finished:
-            yield from map(int, finished)
-        codes = [worker.wait() for worker in workers]
+    """Works in this process and in others beside it; each takes the next block when it is done with one."""
+    numbers = np.array(left, np.int64).tobytes()
+    with _file_of(work.folder, numbers) as queue, _helpers(work, queue, processes - 1) as (helpers, finished):
+        os.set_blocking(finished.fileno(), False)
+        for number in _taken(queue.fileno()):
+            make_block(work, number)
+            yield number
+            yield from _reported(finished)
+        os.set_blocking(finished.fileno(), True)
+        while found := list(_reported(finished)):
+            yield from found
+        codes = [helper.wait() for helper in helpers]
         if REFUSED in codes:  # made here, the block raises the error itself
             for number in left:
                 if not block_file(work.folder, number).exists():
@@ -204,22 +199,75 @@ def _in_processes(work: Work, left: Sequence[int], processes: int) -> Iterator[i
                     yield number
         elif failed := [code for code in codes if code]:
             raise RunError(f"a process that tokenised ended with code {failed[0]}; what it printed stands above")
-    finally:
-        for worker in workers:
-            if worker.poll() is None:
-                worker.terminate()
-            worker.wait()
+
+
+@contextmanager
+def _helpers(work: Work, queue: IO[bytes], count: int) -> Iterator[tuple[list[subprocess.Popen[bytes]], IO[bytes]]]:
+    """Starts Python processes that take blocks from the queue; gives them, and the pipe into which they report blocks.
+
+    A fork would copy threads' locks, and `spawn` imports the user's main file.
+    """
+    environment = {
+        **os.environ,
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    number = queue.fileno()
+    command = [sys.executable, "-m", __name__, str(number)]
+    helpers: list[subprocess.Popen[bytes]] = []
+    reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as finished:
+        try:
+            with open(writing, "wb") as reports:
+                for _ in range(count):
+                    with _file_of(work.folder, pickle.dumps(work)) as given:  # a pipe would wait until it is read
+                        process = subprocess.Popen(
+                            command, stdin=given, stdout=reports, env=environment, pass_fds=[number]
+                        )
+                    helpers.append(process)
+            yield helpers, finished
+        finally:
+            for helper in helpers:
+                if helper.poll() is None:
+                    helper.terminate()
+                helper.wait()
+
+
+@contextmanager
+def _file_of(folder: Path, content: bytes) -> Iterator[IO[bytes]]:
+    """Gives an open file that no name leads to."""
+    with tempfile.TemporaryFile(dir=folder) as opened:
+        opened.write(content)
+        opened.seek(0)
+        yield opened
+
+
+def _taken(queue: int) -> Iterator[int]:
+    """Yields numbers of the file, whose position all processes share, until all are taken."""
+    while content := os.read(queue, NUMBER):
+        yield int.from_bytes(content, sys.byteorder)
+
+
+def _reported(finished: IO[bytes]) -> Iterator[int]:
+    """Yields the numbers that processes reported since the last call; none at the end."""
+    content = finished.read(NUMBER * 1024)
+    for place in range(0, len(content or b""), NUMBER):
+        yield int.from_bytes(content[place : place + NUMBER], sys.byteorder)
 
 
 def _work_off() -> None:
-    work, numbers = pickle.load(sys.stdin.buffer)
-    for number in numbers:
-        try:
-            make_block(work, number)
-        except (UserError, OSError):  # OSError: of a full disk, which the builder reports with the folder's name
-            sys.exit(REFUSED)
-        os.write(1, f"{number}\n".encode())  # ends this process once the builder is gone: the pipe has no reader
+    with importing():
+        work = pickle.load(sys.stdin.buffer)
+    with rarer():
+        for number in _taken(int(sys.argv[1])):
+            try:
+                make_block(work, number)
+            except (UserError, OSError):  # OSError: of a full disk, which the builder reports with the folder's name
+                sys.exit(REFUSED)
+            # ends this process once the builder is gone: the pipe has no reader
+            os.write(1, number.to_bytes(NUMBER, sys.byteorder))
 
 
 if __name__ == "__main__":
+    own_process()
     _work_off()

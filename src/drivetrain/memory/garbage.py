@@ -6,7 +6,7 @@ begins at another step on every rank, and each time all ranks wait for one. So h
 are set apart (gc.freeze), and passes over later ones are taken at the same steps on all ranks. Memory does not grow:
 young cycles go as before, older ones at the next pass. (torchtitan does without automatic passes of any kind.)
 
-A process that starts has another use for none: see `importing`.
+A process that starts has another use for none: see `importing`; one that reads rows has use for few: see `rarer`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 EVERY = 50  # steps
 NEVER = 2**30  # passes over young objects until one over all
+MANY = 100_000  # new objects until a pass, where few are part of a circle; 700 by default
 Collect = Callable[[int], None]
 _owns_process = False
 
@@ -44,6 +45,21 @@ def importing() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def rarer() -> Iterator[None]:
+    """While the block runs, passes are taken after a hundred times as many new objects.
+
+    Rows become objects by the million, none of which is part of a circle: the last reference frees them, and a fifth of
+    the time that reading takes would go into passes over them.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(max(MANY, thresholds[0]) if thresholds[0] else 0, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 @contextmanager

@@ -153,8 +153,11 @@ def _filled(message: Message, fill: Callable[[str], str]) -> Message:
 def _check_can_be_written(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
     """Raises RowError for halves of characters, and for values that no JSON can hold: a call's NaN, a date from
     parquet."""
-    for number, message in enumerate(messages, start=1):
-        check_utf8(message.content + (message.reasoning_content or ""), f"the {message.role}'s message {number}")
+    try:
+        "".join(each.content + (each.reasoning_content or "") for each in messages).encode()
+    except UnicodeEncodeError:
+        for number, message in enumerate(messages, start=1):
+            check_utf8(message.content + (message.reasoning_content or ""), f"the {message.role}'s message {number}")
     called = [call for message in messages for call in message.tool_calls]
     if called or tools:
         try:

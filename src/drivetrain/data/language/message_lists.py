@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from drivetrain.data.language.conversations import Message, Role
 from drivetrain.data.language.row_schema import RowError, RowSchema, kind, text
@@ -12,8 +11,7 @@ from drivetrain.data.language.row_schema import RowError, RowSchema, kind, text
 PLAIN: dict[str, Role] = {"user": "user", "assistant": "assistant", "observation": "tool", "system": "system"}
 
 
-@dataclass(frozen=True)
-class MessageList:
+class MessageList(NamedTuple):
     """One message as the row holds it. role: user, assistant, observation, function or system; word: the row's word for
     it."""
 

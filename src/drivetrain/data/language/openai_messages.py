@@ -32,7 +32,7 @@ def read_openai(row: Mapping[str, Any], form: RowSchema) -> list[Message]:
 
 def _message(given: MessageList, form: RowSchema) -> Message:
     if isinstance(given.content, list):
-        given = replace(given, content=_joined(given.content, given.what))
+        given = given._replace(content=_joined(given.content, given.what))
     reasoning = _optional(given, "reasoning_content") if given.role == "assistant" else None
     name = given.fields.get("name")
     spoken = _spoken(given, form)

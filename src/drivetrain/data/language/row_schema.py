@@ -123,9 +123,12 @@ class RowSchema:
             return None
         return row.get(COLUMNS[self.formatting].get(name, ""))
 
+    @cached_property
+    def _all_tags(self) -> Mapping[str, str]:
+        return {**(OPENAI_TAGS if self.formatting in ("openai", "trl") else TAGS), **self.tags}
+
     def tag(self, name: str) -> str:
-        defaults = OPENAI_TAGS if self.formatting in ("openai", "trl") else TAGS
-        return self.tags.get(name, defaults[name])
+        return self._all_tags[name]
 
     @cached_property
     def roles(self) -> dict[str, str]:
