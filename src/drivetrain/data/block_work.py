@@ -182,7 +182,11 @@ def _finished(work: Work, left: Sequence[int], sizes: np.ndarray) -> Iterator[in
 def _in_processes(work: Work, left: Sequence[int], processes: int) -> Iterator[int]:
     """Works in this process and in others beside it; each takes the next block when it is done with one."""
     numbers = np.array(left, np.int64).tobytes()
-    with _file_of(work.folder, numbers) as queue, _helpers(work, queue, processes - 1) as (helpers, finished):
+    with (
+        _one_thread(),
+        _file_of(work.folder, numbers) as queue,
+        _helpers(work, queue, processes - 1) as (helpers, finished),
+    ):
         os.set_blocking(finished.fileno(), False)
         for number in _taken(queue.fileno()):
             make_block(work, number)
@@ -207,11 +211,7 @@ def _helpers(work: Work, queue: IO[bytes], count: int) -> Iterator[tuple[list[su
 
     A fork would copy threads' locks, and `spawn` imports the user's main file.
     """
-    environment = {
-        **os.environ,
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     number = queue.fileno()
     command = [sys.executable, "-m", __name__, str(number)]
     helpers: list[subprocess.Popen[bytes]] = []
@@ -231,6 +231,22 @@ def _helpers(work: Work, queue: IO[bytes], count: int) -> Iterator[tuple[list[su
                 if helper.poll() is None:
                     helper.terminate()
                 helper.wait()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """While the block runs, tokenizers of this process, and of those it starts, take one thread each: their threads
+    wait for each other by spinning, which costs half as much again where other processes have the cores."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 @contextmanager

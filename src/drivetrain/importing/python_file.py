@@ -2,6 +2,9 @@
 
 Names that are assigned constants, dict(...), lists, earlier names and arithmetic of them get their values. Imported
 objects stay names. Any other expression is not computed: it becomes `Unknown`, and is reported.
+
+Running the file would be shorter, but imports XTuner and mmengine, which are rarely installed where a file is imported,
+and a foreign file's code. `ast.literal_eval` reads no names, and such files give their values names first.
 """
 
 from __future__ import annotations

@@ -3,6 +3,11 @@
 A rank goes on when its heart counts (heartbeat.py): it enters another part of a step or another line of Python, or it
 computes. As long as one does, the others wait for good reason: for the first rank to tokenise, say, or to save. With
 several machines each sends the others how far its ranks have counted.
+
+torch has parts of this, over NCCL alone: its watchdog ends a rank after a time-out, and its flight recorder lists
+collectives, which a tool compares afterwards. Neither sees a rank that is stopped, that waits for a file, or that hangs
+between two collectives over gloo. py-spy prints Python's stacks where the machine allows one process to trace another,
+which containers rarely do.
 """
 
 from __future__ import annotations
