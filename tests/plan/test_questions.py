@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -10,8 +11,9 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from drivetrain.cli.plan_table import explained, line_of
+from drivetrain.cli.plan_table import explained, line_of, render
 from drivetrain.config.run import RunConfig
 from drivetrain.plan.page import as_html, write_page
 from drivetrain.plan.page_chart import chart
@@ -143,3 +145,17 @@ def test_the_chart_in_the_docs_is_the_general_one() -> None:
     assert (docs / "pictures/choosing.svg").read_text() == chart(general_chart()) + "\n"
     page = (docs / "background/choosing.md").read_text()
     assert all(question in page for question in BOXES)
+
+
+def test_the_screen_names_ways_that_were_not_examined_below_the_table(plan: Plan) -> None:
+    slow = [row for row in plan.rows if row.at_best is not None]
+    assert slow, "the search examines all of them: give it a larger space"
+    console = Console(width=300, record=True, file=io.StringIO())
+    console.print(render(plan, "drivetrain train run.yaml"))
+    table, _, below = console.export_text().partition("Not examined, as a step takes ")
+    assert below.startswith(f"{min(row.at_best or 0 for row in slow):.3g} s at best: ")
+    assert {name.strip() for name in below.split(":")[1].split(".")[0].split(" and ")[0].split(",")} <= {
+        row.run.engine.label for row in slow
+    }
+    for row in plan.rows:
+        assert (row.at_best is None) or f"\n{' '.join(row.overrides)} " not in table

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from drivetrain.plan.rows import Plan, Row
 
 MOST_WAYS = 4  # of an engine, that --explain shows
+MOST_NAMED = 8  # engines that were not examined
 
 
 def render(plan: Plan, command: str) -> Group:
     """Returns the plan for a reader. command: `drivetrain train run.yaml` with the user's overrides."""
     from drivetrain.plan.questions import path_of
 
-    parts: list[RenderableType] = [_table(plan), Text()]
+    parts: list[RenderableType] = [_table(plan), *map(Text, _not_in_table(plan)), Text()]
     if plan.choice is not None:
         parts += [Text("The line to type:", style="bold"), Text(f"  {line_of(plan.choice, command)}"), Text()]
     parts.append(Text("The questions that led there:", style="bold"))
@@ -39,17 +40,32 @@ def line_of(row: Row, command: str) -> str:
 def _table(plan: Plan) -> Table:
     from drivetrain.plan.columns import columns, shown_rows
 
-    rows, left_out = shown_rows(plan)
+    rows, _ = shown_rows(plan)
     shown = columns(plan)
-    caption = f"{left_out} more ways in --json" if left_out else None
-    table = Table(title=f"planned, not measured, on {plan.machine}", caption=caption, box=None, pad_edge=False)
-    table.title_justify = table.caption_justify = "left"
+    table = Table(title=f"planned, not measured, on {plan.machine}", box=None, pad_edge=False)
+    table.title_justify = "left"
     for column in shown:
         table.add_column(column.name, overflow="fold")
     for row in rows:
+        if row.at_best is not None:
+            continue
         style = "green" if row is plan.choice else ""
         table.add_row(*(escape(column.text(plan, row)) for column in shown), style=style)
     return table
+
+
+def _not_in_table(plan: Plan) -> Iterator[str]:
+    """Yields sentences about the ways that have no row."""
+    from drivetrain.plan.columns import shown_rows
+
+    rows, left_out = shown_rows(plan)
+    slow = list(dict.fromkeys(row.run.engine.label for row in rows if row.at_best is not None))
+    if slow:
+        least = min(row.at_best for row in rows if row.at_best is not None)
+        named = ", ".join(slow[:MOST_NAMED]) + (f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else "")
+        yield f"Not examined, as a step takes {least:.3g} s at best: {named}."
+    if left_out:
+        yield f"--json has {left_out} more ways."
 
 
 def explained(plan: Plan, engine: str) -> Iterator[str]:
