@@ -14,7 +14,7 @@ from drivetrain.config.workload import ImageData
 from drivetrain.data import image_lists, table_listing
 from drivetrain.data.image_sources import pictures_to_predict, read_pictures
 from drivetrain.data.images import LabelledPictures
-from drivetrain.data.text_rows import MappedTexts
+from drivetrain.data.mapped_texts import MappedTexts
 from drivetrain.errors import UserError
 
 

@@ -24,8 +24,8 @@ import numpy as np
 
 from drivetrain.data.array_store import Store, Writer, stored
 from drivetrain.data.bad_rows import BadRow
+from drivetrain.data.mapped_texts import MappedTexts
 from drivetrain.data.shard_paths import shard_files
-from drivetrain.data.text_rows import MappedTexts
 from drivetrain.errors import Problem, RunError, UserError, counted, problem
 from drivetrain.runtime.progress_line import ProgressLine
 

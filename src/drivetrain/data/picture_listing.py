@@ -24,7 +24,7 @@ import numpy as np
 from drivetrain.data.array_store import Writer, replaced_when_whole, stored
 from drivetrain.data.image_folders import FolderRead, read_folders
 from drivetrain.data.lazy_texts import LazyTexts
-from drivetrain.data.text_rows import MappedTexts
+from drivetrain.data.mapped_texts import MappedTexts
 from drivetrain.errors import problem
 
 FORMAT = 2

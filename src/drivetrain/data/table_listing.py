@@ -20,8 +20,8 @@ import numpy as np
 
 from drivetrain.config.workload import ImageData
 from drivetrain.data.array_store import Writer, replaced_when_whole, stored
+from drivetrain.data.mapped_texts import MappedTexts
 from drivetrain.data.source_files import SourceFile
-from drivetrain.data.text_rows import MappedTexts
 
 FORMAT = 1
 SETTLED = 2 * 10**9  # nanoseconds: a later change within a tick of the file system's clock would move no time

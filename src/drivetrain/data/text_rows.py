@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from drivetrain.data.array_store import Store, Writer, check_room, stored
+from drivetrain.data.cell_texts import as_texts, is_missing, kinds_of, style_of
 from drivetrain.data.encodings import refusal_of
-from drivetrain.data.lazy_texts import LazyTexts, row_name
+from drivetrain.data.lazy_texts import row_name
+from drivetrain.data.mapped_texts import MappedTexts
 from drivetrain.data.packed_files import ending, text_bytes
 from drivetrain.data.source_files import SourceFile
 from drivetrain.data.table_blocks import Block, Table, open_table
@@ -24,33 +24,6 @@ from drivetrain.runtime.progress_line import ProgressLine
 
 FORMAT = 4
 WHYS = ("it has no text", "it has no label", "it has too few columns")  # by the numbers that a store keeps
-
-
-class MappedTexts(LazyTexts):
-    """UTF-8 texts that lie end to end in a file; `indices`: of these texts among them."""
-
-    def __init__(self, content: np.ndarray, ends: np.ndarray, indices: np.ndarray | None = None) -> None:
-        self._content, self._ends, self._indices = content, ends, indices
-
-    def __len__(self) -> int:
-        return len(self._ends if self._indices is None else self._indices)
-
-    def text(self, index: int) -> str:
-        place = index if self._indices is None else int(self._indices[index])
-        start = int(self._ends[place - 1]) if place else 0
-        return self._content[start : int(self._ends[place])].tobytes().decode("utf-8", "surrogatepass")
-
-    def texts(self, indices: range) -> list[str]:
-        if self._indices is not None or indices.step != 1 or not indices:
-            return super().texts(indices)
-        ends = [0, *self._ends[: indices.stop].tolist()] if not indices.start else None
-        ends = ends or self._ends[indices.start - 1 : indices.stop].tolist()
-        held = self._content[ends[0] : ends[-1]].tobytes()
-        edges = [end - ends[0] for end in ends]
-        return [held[start:stop].decode("utf-8", "surrogatepass") for start, stop in pairwise(edges)]
-
-    def taken(self, indices: np.ndarray) -> MappedTexts:
-        return MappedTexts(self._content, self._ends, indices if self._indices is None else self._indices[indices])
 
 
 def place_of_row(row: int, line: int, files: Sequence[tuple[str, int]], path: str) -> str:
@@ -167,7 +140,7 @@ class _Pass:
 
     @property
     def wanted_styles(self) -> dict[str, str]:
-        return {role: _style(kinds) for role, kinds in self._kinds.items()}
+        return {role: style_of(kinds) for role, kinds in self._kinds.items()}
 
     def write(self) -> bool:
         """Returns whether the store is finished; it is not if numbers among the texts have another style than
@@ -192,7 +165,7 @@ class _Pass:
             if any(wanted[role] != self._styles[role] for role in wanted if role != "label_column"):
                 return False
             values = [value for _, value in self._labels]
-            names = _as_texts(values, wanted["label_column"]) if values else []
+            names = as_texts(values, wanted["label_column"]) if values else []
             for source in self._sources:
                 source.check_unchanged()  # before the store is finished, which no later start would doubt
             files = [[source.file.name, end] for source, end in zip(self._sources, ends, strict=True)]
@@ -214,9 +187,9 @@ class _Pass:
         self._short += len(block.short)
         columns = dict(zip(self._columns, block.columns, strict=True))
         for role, values in columns.items():
-            self._kinds[role] |= _kinds(values)
+            self._kinds[role] |= kinds_of(values)
             refuse_nested(values, self._columns[role], self._path, f"workload.data.{role}")
-        first = _as_texts(columns["text_column"], self._styles["text_column"])
+        first = as_texts(columns["text_column"], self._styles["text_column"])
         whys = _whys(first, columns.get("label_column"), block.short)
         kept = [number for number in range(len(first)) if number not in whys]
         bad = np.array(list(whys), np.int64)
@@ -228,7 +201,7 @@ class _Pass:
         for name, role in (("first", "text_column"), ("second", "text_pair_column")):
             if role not in columns:
                 continue
-            texts = first if name == "first" else _as_texts(columns[role], self._styles[role])
+            texts = first if name == "first" else as_texts(columns[role], self._styles[role])
             encoded = [texts[number].encode("utf-8", "surrogatepass") for number in kept]
             writer.append(name, np.frombuffer(b"".join(encoded), np.uint8))
             writer.append_ends(f"{name}_ends", [len(each) for each in encoded])
@@ -261,7 +234,7 @@ def _whys(texts: Sequence[str], labels: Sequence[Any] | None, short: Iterable[in
     for place, text in enumerate(texts):
         if not text.strip():
             found.setdefault(place, 0)
-        elif labels is not None and (_is_missing(labels[place]) or not str(labels[place]).strip()):
+        elif labels is not None and (is_missing(labels[place]) or not str(labels[place]).strip()):
             found.setdefault(place, 1)
     return dict(sorted(found.items()))
 
@@ -271,49 +244,3 @@ def nothing_usable(path: str, field: str, labelled: bool) -> UserError:
     if labelled:
         return problem(field, f"no row of {path} has both a text and a label", "check text_column and label_column")
     return problem(field, f"no row of {path} has a text", "check text_column")
-
-
-# --- values as texts -------------------------------------------------------------------------------------------------
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value) or type(value).__name__ in _MISSING
-
-
-_MISSING = ("NaTType", "NAType")  # pandas' own
-
-
-def _kinds(values: Sequence[Any]) -> set[str]:
-    """Returns the kinds among a block's values: text, int, whole or broken floats, missing."""
-    types = set(map(type, values))
-    if types == {str}:
-        return {"text"}
-    found = {"missing"} if any(map(_is_missing, values)) else set()
-    for each in types:
-        if each is float:
-            numbers = [value for value in values if type(value) is float and not _is_missing(value)]
-            broken = any(not value.is_integer() for value in numbers)
-            found |= {"float", "broken"} if broken else {"float"} if numbers else set()
-        elif each is int:
-            found.add("int")
-        elif each is not type(None) and each.__name__ not in _MISSING:
-            found.add("text")
-    return found
-
-
-def _style(kinds: set[str]) -> str:
-    """Returns how numbers are written: whole ones without a point, unless others of their column have digits behind
-    it."""
-    if "text" in kinds or "float" not in kinds:
-        return "plain"
-    return "float" if "broken" in kinds else "whole"
-
-
-def _as_texts(values: Sequence[Any], style: str) -> list[str]:
-    if style == "plain":
-        return [value if type(value) is str else "" if _is_missing(value) else str(value) for value in values]
-    return ["" if _is_missing(value) else _number(float(value), style) for value in values]
-
-
-def _number(value: float, style: str) -> str:
-    return str(int(value)) if style == "whole" and math.isfinite(value) else str(value)

@@ -17,9 +17,10 @@ from drivetrain.data.array_store import default_root
 from drivetrain.data.bad_rows import BadRow, too_many
 from drivetrain.data.data_files import data_files, is_there
 from drivetrain.data.encodings import not_utf8
+from drivetrain.data.mapped_texts import MappedTexts
 from drivetrain.data.table_blocks import IN_BLOCKS
 from drivetrain.data.tables import LINES, check_file, column, may_be_hub_id, read_table, with_header_hint
-from drivetrain.data.text_rows import WHYS, MappedTexts, TextRows, nothing_usable, open_text_rows, place_of_row
+from drivetrain.data.text_rows import WHYS, TextRows, nothing_usable, open_text_rows, place_of_row
 from drivetrain.errors import Problem, UserError, problem, together
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ import numpy as np
 from drivetrain.data.array_store import Store, Writer, check_room, stored
 from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.row_schema import RowError
+from drivetrain.data.mapped_texts import MappedTexts
 from drivetrain.data.packed_files import text_bytes
 from drivetrain.data.row_blocks import RowFile
 from drivetrain.data.source_files import SourceFile
-from drivetrain.data.text_rows import MappedTexts
 from drivetrain.errors import Problem, UserError
 from drivetrain.runtime.progress_line import ProgressLine
 
