@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from drivetrain.config.bad_rows import BadRows
 from drivetrain.config.base import doc
 from drivetrain.config.data_paths import looks_like_hub_id, missing
+from drivetrain.config.distillation import DISTILL, Distillation, distillation_problems
 from drivetrain.config.generation import Generation
 from drivetrain.config.language_data import LanguageData
 from drivetrain.config.language_model import LanguageModelModel
@@ -36,6 +37,7 @@ class LanguageModel(WorkloadBlock):
     stage: StageName = doc("; ".join(f"{stage.name}: {stage.learns}" for stage in STAGES.values()), "pretrain")
     model: LanguageModelModel = doc("Model to train")
     data: LanguageData = doc("Texts or conversations")
+    distillation: Distillation = doc("distill: the teacher, and the divergence from it", Distillation())
     preference: Preference = doc("dpo, orpo, simpo, cpo, kto, reward: the loss over preferences", Preference())
     reinforcement: Reinforcement = doc("grpo, rloo, ppo: answers, their rewards and the loss", Reinforcement())
     generate: Generation | None = doc("Let the model answer prompts at each evaluation; {} asks four", None)
@@ -160,7 +162,7 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def may_fuse_loss(self) -> bool:
-        return self.model.fused_loss is not False
+        return self.model.fused_loss is not False and self.stage != DISTILL
 
     # --- what it cannot do, and what a run file leaves to it ----------------------------------------------------------
 
@@ -183,6 +185,7 @@ class LanguageModel(WorkloadBlock):
             yield Problem("workload.data.documents", why, "leave it out, or give stream: false")
         if self.data.stream and (self.has_preferences or self.has_rewards):
             yield Problem("workload.data.stream", f"stage {self.stage} reads its data whole", "leave it out")
+        yield from distillation_problems(self.distillation, self.stage)
         yield from preference_problems(self.preference, self.stage, run.adapter)
         yield from reinforcement_problems(self.reinforcement, self.stage, run.adapter)
         if self.stage == PPO and run.engine.splits_the_head:
@@ -225,6 +228,8 @@ class LanguageModel(WorkloadBlock):
             yield "workload.data.train_on", "of preferences the answers are trained on"
         if self.has_rewards:
             yield "workload.data.train_on", "the model's own answers are trained on"
+        if self.stage == DISTILL:
+            yield "workload.model.fused_loss", "whole distributions over the tokens are compared"
         if not STAGES[self.stage].packs:
             yield "workload.data.packing", f"stage {self.stage} reads each row's last token"
             yield "workload.model.fused_loss", f"stage {self.stage} has no logits of tokens"
