@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,8 @@ PREFERENCES = [
     ["stage=simpo", "precision=bf16-mixed"],
     ["stage=kto"],
 ]
+TAUGHT = [["stage=distill"], ["stage=distill", "workload.distillation.loss={reverse_kl: 1, sft: 0.5}"]]
+TAUGHT += [["stage=distill", "precision=bf16-mixed"]]
 REWARDS = [["stage=grpo"], ["stage=grpo", "workload.reinforcement.temperature=0.7"], ["stage=rloo"], ["stage=ppo"]]
 
 
@@ -56,6 +59,28 @@ def planned(run_file: str, overrides: list[str]) -> StepCosts:
 def test_the_planned_peak_of_a_stage_of_preferences_is_the_measured_one(run_file: str, overrides: list[str]) -> None:
     words = of_stage(run_file, overrides)
     assert planned(run_file, words).memory.allocated == measured_peak(read_run(run_file, words))[0]
+
+
+@pytest.fixture(scope="module")
+def teacher(run_file: str) -> str:
+    """The run's model, saved with its tokenizer."""
+    run = read_run(run_file, [f"data.train={Path(run_file).parent / 'answers.json'}", "workload.stage=sft"])
+    folder, work = Path(run_file).parent / "teacher", read_workload(run, training=True)
+    model: Any = work.build_model()
+    model.save_pretrained(folder)
+    work.save_assets(model, folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("overrides", TAUGHT, ids=" ".join)
+def test_a_teacher_is_planned(run_file: str, teacher: str, overrides: list[str]) -> None:
+    words = [f"data.train={Path(run_file).parent / 'answers.json'}", f"workload.{overrides[0]}", *overrides[1:]]
+    words.append(f"workload.distillation.teacher={teacher}")
+    run = read_run(run_file, words)
+    alone = planned(run_file, [words[0], "workload.stage=sft", *(each for each in overrides[1:] if "prec" in each)])
+    found = planned(run_file, words).memory.allocated
+    assert found == pytest.approx(measured_peak(run)[0], rel=1e-4)
+    assert found > alone.memory.allocated
 
 
 def test_a_reward_model_is_planned(run_file: str) -> None:

@@ -43,9 +43,7 @@ class Stage:
 
 POLICY = "drivetrain.workloads.policy:PolicyWorkload"
 PREFERENCES = "drivetrain.workloads.preference:PreferenceWorkload"
-StageName = Literal[
-    "pretrain", "sft", "distill", "dpo", "orpo", "simpo", "cpo", "kto", "reward", "grpo", "ppo", "rloo"
-]
+StageName = Literal["pretrain", "sft", "distill", "dpo", "orpo", "simpo", "cpo", "kto", "reward", "grpo", "ppo", "rloo"]
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (

@@ -150,6 +150,12 @@ class Workload(ABC):
         """The models beside the trained one, by name."""
         return {}
 
+    def build_auxiliary(self, name: str) -> nn.Module:
+        """Returns a new model of those that `auxiliary` has and that are no copies, on the CPU."""
+        build = self.auxiliary[name].build
+        assert build is not None
+        return build()
+
     def outputs_in(self, model: nn.Module, batch: Batch, context: LossContext) -> Outputs:
         """Runs one evaluation forward that may use auxiliary models; there are no statistics."""
         del context

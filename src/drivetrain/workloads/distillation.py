@@ -138,5 +138,3 @@ def _targets(batch: Batch) -> Tensor:
     """Returns the tokens at targets, (N,)."""
     targets = batch["targets"]
     return targets.flatten()[places_of_targets(targets)]
-
-
