@@ -194,9 +194,8 @@ def test_a_teacher_with_other_tokens_is_refused(tmp_path: Path) -> None:
     work = LanguageModelWorkload(config(tmp_path, train=rows, model={"tokenizer": "characters"}), 0)
     work.build_model().save_pretrained(tmp_path / "teacher")  # type: ignore[operator]
     work.tokenizer.save_pretrained(tmp_path / "teacher")
-    with pytest.raises(
-        UserError, match=r"distillation.teacher.path: .*has other tokens \(\d+\) than the model \(259\)"
-    ):
+    why = r"distillation.teacher.path: .*has other tokens \(\d+\) than the model \(259\)"
+    with pytest.raises(UserError, match=why):
         distilled(tmp_path, tmp_path / "teacher")
 
 
