@@ -59,4 +59,4 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, stage: str, given:
 def test_a_fused_loss_is_said_to_have_no_effect(tmp_path: Path) -> None:
     found = " ".join(notices(built(tmp_path, model={"fused_loss": True}), CPU))
     assert "workload.model.fused_loss" in found
-    assert "whole distributions" in found
+    assert "reads whole distributions" in found
