@@ -19,8 +19,8 @@ OF_DISTRIBUTIONS = (EAFT, ASFT)  # read more of each distribution than the targe
 
 class FineTuning(ReferenceBlock):
     loss: Literal["cross_entropy", "dft", "eaft", "asft"] = doc(
-        "Loss of a token: cross_entropy; weighted by its own probability (dft), by the entropy there (eaft); asft: dft, "
-        "and the divergence from a reference",
+        "Loss of a token: cross_entropy; weighted by its own probability (dft) or by the entropy there (eaft); asft: "
+        "dft, and the divergence from a reference",
         "cross_entropy",
     )
     alpha: float | None = doc(

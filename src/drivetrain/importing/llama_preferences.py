@@ -33,7 +33,7 @@ def preferences(given: KeyReader) -> None:
     stage = given.word("stage", "sft")
     translate = TRANSLATORS.get(stage)
     if translate is None:
-        held = OF_REFERENCE if stage == PPO else ()
+        held = OF_REFERENCE if stage == PPO or (stage == "sft" and given.switch("use_asft_loss")) else ()
         given.off(*(key for key in KEYS if key not in held), why=NOT_ITS)
         return
     translate(given)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from drivetrain.config.fine_tuning import ASFT, DFT
 from drivetrain.config.language import LanguageModel
@@ -70,6 +71,8 @@ def of_entropies(losses: Tensor, logits: Tensor, alpha: float) -> Tensor:
 
     losses: (N,); logits: (N, V).
     """
-    likeliest = logits.detach().topk(min(LIKELIEST, logits.shape[1]), dim=1).values.float().log_softmax(1)
+    known = logits.detach()
+    whole = known.full_tensor() if isinstance(known, DTensor) else known
+    likeliest = whole.topk(min(LIKELIEST, whole.shape[1]), dim=1).values.float().log_softmax(1)
     entropies = -(likeliest.exp() * likeliest).sum(1)
     return losses * (entropies / LARGEST).pow(alpha)

@@ -1,8 +1,9 @@
-"""Defines what the parity tests of distillation run: a small decoder beside a larger one, on conversations of uneven
-lengths, on an engine's ranks and in plain PyTorch."""
+"""Defines what the parity tests of losses over distributions run: a small decoder beside a larger one or itself, on
+conversations of uneven lengths, on an engine's ranks and in plain PyTorch."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import tempfile
@@ -24,6 +25,7 @@ from drivetrain.data.order import GlobalOrder
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.workloads.distillation import DistillationWorkload
 from drivetrain.workloads.language_model import LanguageModelWorkload
+from drivetrain.workloads.weighted_likelihood import WeightedLikelihoodWorkload
 from tests.parity.cases import Curve
 from tests.parity.mesh_cases import LLAMA, LORA, OPTIMIZERS, MeshCase
 from tests.parity.preference_cases import BATCH, ROWS, STEPS, curve_of, step_on, words
@@ -33,10 +35,11 @@ OWN = {**LLAMA, "vocab_size": 260}
 
 
 @dataclass(frozen=True)
-class DistillCase(MeshCase):
-    """distillation: the block of a run file, without the teacher."""
+class DistributionCase(MeshCase):
+    """distillation: the block of a run file, without the teacher. sft: that of stage sft, in its place."""
 
     distillation: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    sft: Mapping[str, Any] = field(default_factory=dict, hash=False)
     lora: bool = False
     packing: bool = True
 
@@ -46,13 +49,17 @@ class DistillCase(MeshCase):
 
     @property
     def name(self) -> str:
-        loss = json.dumps(self.distillation)
+        loss = json.dumps(self.settings)
         return f"{super().name}-{loss}{'-lora' if self.lora else ''}{'' if self.packing else '-padded'}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**self.distillation, **self.sft}
 
     @property
     def alone(self) -> tuple[str, bool]:
         """What decides the curve, however it is computed."""
-        return json.dumps({**self.distillation}), self.lora
+        return json.dumps(self.settings), self.lora
 
 
 class Seeded(DistillationWorkload):
@@ -61,7 +68,17 @@ class Seeded(DistillationWorkload):
         return super().build_model()
 
 
-def block(case: DistillCase, stage: str) -> dict[str, Any]:
+class SeededWeighted(WeightedLikelihoodWorkload):
+    def build_model(self) -> nn.Module:
+        """Of distributions that are far from even: the weights of tokens differ."""
+        torch.manual_seed(3)
+        model: Any = super().build_model()
+        with torch.no_grad():
+            model.get_output_embeddings().weight.mul_(40)
+        return model
+
+
+def block(case: DistributionCase, stage: str) -> dict[str, Any]:
     path = Path(tempfile.gettempdir()) / f"distillation-parity-{os.getpid()}.jsonl"
     generator = torch.Generator().manual_seed(12)
     rows = [{"instruction": words(generator, 4), "output": words(generator, 7)} for _ in range(ROWS)]
@@ -70,7 +87,7 @@ def block(case: DistillCase, stage: str) -> dict[str, Any]:
     return {"type": "language_model", "stage": stage, "model": {"config": OWN}, "data": data}
 
 
-def teacher(case: DistillCase) -> Path:
+def teacher(case: DistributionCase) -> Path:
     """A larger decoder with the model's tokenizer, of distributions that are far from even."""
     folder = Path(tempfile.gettempdir()) / f"distillation-parity-{os.getpid()}"
     if not folder.exists():
@@ -86,26 +103,35 @@ def teacher(case: DistillCase) -> Path:
     return folder
 
 
-def workload(case: DistillCase) -> Seeded:
-    learned = {**case.distillation, "teacher": str(teacher(case))}
-    work = Seeded(LanguageModel.model_validate({**block(case, "distill"), "distillation": learned}), seed=0)
-    work.adapters = AdapterSet([Adapter(rank=4)], None) if case.lora else None
+def workload(case: DistributionCase) -> Any:
+    adapters = [Adapter(rank=4)] if case.lora else None
+    work: Any
+    if case.sft:
+        config = LanguageModel.model_validate({**block(case, "sft"), "sft": case.sft})
+        work = SeededWeighted(config.model_copy(update={"sft": config.sft.settled(adapters)}), seed=0)
+    else:
+        learned = {**case.distillation, "teacher": str(teacher(case))}
+        work = Seeded(LanguageModel.model_validate({**block(case, "distill"), "distillation": learned}), seed=0)
+    work.adapters = AdapterSet(adapters, None) if adapters else None
     return work
 
 
-def run_cases(cases: Sequence[DistillCase]) -> list[Curve]:
+def run_cases(cases: Sequence[DistributionCase]) -> list[Curve]:
     return [curve_of(case, workload(case)) for case in cases]
 
 
 # --- the same by hand -------------------------------------------------------------------------------------------------
 
 
-def plain(case: DistillCase) -> Curve:
+def plain(case: DistributionCase) -> Curve:
     """One process, whole batches, each sample through both models by itself."""
     work, curve = workload(case), Curve([], [], {}, {})
     work.adapters = None
     model: Any = work.build_model()
-    beside = transformers.AutoModelForCausalLM.from_pretrained(teacher(case)).requires_grad_(False)
+    beside: Any = copy.deepcopy(model)
+    if not case.sft:
+        beside = transformers.AutoModelForCausalLM.from_pretrained(teacher(case))
+    beside.requires_grad_(False)
     if case.lora:
         model = get_peft_model(model, LoraConfig(**LORA))  # type: ignore[arg-type]
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -119,13 +145,22 @@ def plain(case: DistillCase) -> Curve:
     return curve
 
 
-def losses(case: DistillCase, model: Any, beside: Any, ids: np.ndarray, targets: np.ndarray) -> Tensor:
+def losses(case: DistributionCase, model: Any, beside: Any, ids: np.ndarray, targets: np.ndarray) -> Tensor:
     """The loss of each target of a sample by the papers' formulas."""
     tokens, places = torch.tensor(ids.astype(np.int64)), torch.tensor(targets[1:])
     heat = case.distillation.get("temperature", 1.0)
     own, other = (each(input_ids=tokens[None, :-1]).logits[0][places] for each in (model, beside))
     q, p = (own / heat).softmax(1), (other / heat).softmax(1)
-    match case.distillation["loss"]:
+    likelihoods = -own.log_softmax(1).gather(1, tokens[1:][places][:, None])[:, 0]
+    weighted = likelihoods * torch.exp(-likelihoods).detach()
+    match case.settings["loss"]:
+        case "dft":
+            return weighted
+        case "asft":
+            return weighted + 2 * (p * (p / q).log()).sum(1)
+        case "eaft":
+            shares = own.detach().sort(descending=True).values[:, :20].softmax(1)
+            return likelihoods * -(shares * shares.log()).sum(1) / 3
         case "forward_kl":
             return (p * (p / q).log()).sum(1)
         case "reverse_kl":
@@ -133,5 +168,5 @@ def losses(case: DistillCase, model: Any, beside: Any, ids: np.ndarray, targets:
         case {"js": weight, "sft": likelihood}:
             m = (p + q) / 2
             js = 0.5 * (p * (p / m).log()).sum(1) + 0.5 * (q * (q / m).log()).sum(1)
-            return weight * js - likelihood * own.log_softmax(1).gather(1, tokens[1:][places][:, None])[:, 0]
+            return weight * js + likelihood * likelihoods
     raise AssertionError(case)
