@@ -21,6 +21,7 @@ PREFERENCES = [
     ["stage=dpo", "workload.preference.loss=bco_pair", "micro_batch_size=2"],  # compares with the whole batch
     ["stage=dpo", "workload.data.packing=false"],
     ["stage=dpo", "workload.preference.reference_every=1"],
+    ["stage=dpo", "workload.preference.reference=cached"],
     ["stage=orpo"],
     ["stage=simpo", "precision=bf16-mixed"],
     ["stage=kto"],
@@ -81,6 +82,17 @@ def test_a_teacher_is_planned(run_file: str, teacher: str, overrides: list[str])
     found = planned(run_file, words).memory.allocated
     assert found == pytest.approx(measured_peak(run)[0], rel=1e-4)
     assert found > alone.memory.allocated
+
+
+def test_a_cached_reference_is_planned_without_a_second_model(run_file: str) -> None:
+    copied, cached = (
+        planned(run_file, of_stage(run_file, ["stage=dpo", f"workload.preference.reference={name}"])).memory
+        for name in ("copy", "cached")
+    )
+    weights = sum(
+        each.numel() * 4 for each in read_workload(read_run(run_file, []), training=True).build_model().parameters()
+    )
+    assert copied.persistent - cached.persistent == pytest.approx(weights, rel=0.02)
 
 
 def test_a_reward_model_is_planned(run_file: str) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from drivetrain.config.base import Frozen, PathOrId, decides_memory, doc
+from drivetrain.config.base import Frozen, doc
+from drivetrain.config.reference import OtherPath, as_block
 from drivetrain.errors import Problem
 
 FIELD = "workload.distillation"
@@ -24,26 +25,12 @@ def _weighted(given: Any) -> Any:
     return {given: 1.0} if isinstance(given, str) else given
 
 
-def _as_block(given: Any) -> Any:
-    return {"path": given} if isinstance(given, str) else given
-
-
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Mixture = Annotated[dict[LossName, Weight], BeforeValidator(_weighted), Field(min_length=1)]
 
 
-class Teacher(Frozen):
-    """The model that is learned from."""
-
-    path: PathOrId | None = doc(
-        "Transformers causal language model with the same tokens: a local folder or a hub id",
-        None,
-        json_schema_extra=decides_memory,
-    )
-
-
 class Distillation(Frozen):
-    teacher: Annotated[Teacher, BeforeValidator(_as_block)] = doc("The teacher: a path, or a block", Teacher())
+    teacher: Annotated[OtherPath, BeforeValidator(as_block)] = doc("The teacher: a path, or a block", OtherPath())
     loss: Mixture | None = doc(
         "The divergence from the teacher: forward_kl, reverse_kl, js (usual); or a mixture {js: 1, sft: 0.5} with the "
         "loss of the data's own tokens",

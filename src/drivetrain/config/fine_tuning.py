@@ -48,6 +48,9 @@ def fine_tuning_problems(block: FineTuning, stage: str, adapters: Sequence[Adapt
     if block.loss == ASFT and block.reference == "none":
         why = "asft measures the divergence from a reference"
         yield Problem(f"{FIELD}.reference", why, "leave it out, or give loss: dft")
+    if block.reference == "cached":
+        why = "asft reads whole distributions, too many numbers to keep"
+        yield Problem(f"{FIELD}.reference", why, "give reference: copy")
     if block.loss != ASFT and block.reference in ("copy", "adapters_off"):
         yield Problem(f"{FIELD}.reference", f"the loss {block.loss} has none", "leave it out, or give loss: asft")
     yield from reference_problems(block, FIELD, adapters)

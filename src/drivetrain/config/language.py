@@ -91,6 +91,10 @@ class LanguageModel(WorkloadBlock):
         return self.reinforcement if self.has_rewards else self.preference
 
     @property
+    def held_to_field(self) -> str:
+        return f"workload.{'sft' if self.stage == SFT else 'reinforcement' if self.has_rewards else 'preference'}"
+
+    @property
     def named_functions(self) -> Sequence[tuple[str, str]]:
         rewards = enumerate(self.reinforcement.rewards)
         return [(f"workload.reinforcement.rewards.{n}.use", path) for n, each in rewards if (path := each.import_path)]
@@ -197,6 +201,10 @@ class LanguageModel(WorkloadBlock):
             yield Problem("workload.data.documents", why, "leave it out, or give stream: false")
         if self.data.stream and (self.has_preferences or self.has_rewards):
             yield Problem("workload.data.stream", f"stage {self.stage} reads its data whole", "leave it out")
+        if self.held_to.reference == "cached" and run.engine.single_pass_axis is not None:
+            axis = run.engine.single_pass_axis
+            why = f"{axis} ranks run no pass of the whole model before the training"
+            yield Problem(f"engine.{axis}", why, f"leave {axis} out, or give reference: none")
         yield from fine_tuning_problems(self.sft, self.stage, run.adapter)
         yield from distillation_problems(self.distillation, self.stage)
         yield from preference_problems(self.preference, self.stage, run.adapter)

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from drivetrain.config.distillation import SFT, TEACHER
 from drivetrain.config.language import LanguageModel
-from drivetrain.config.language_model import LanguageModelModel
-from drivetrain.data.tokenised import load_tokenizer
-from drivetrain.errors import problem
 from drivetrain.models.cross_entropy import cross_entropies
 from drivetrain.models.divergences import Divergence, divergences
 from drivetrain.models.language_head import places_of_targets
 from drivetrain.workloads.base import Batch, Outputs
-from drivetrain.workloads.language_build import build_language_model, inputs_of
 from drivetrain.workloads.language_model import LanguageModelWorkload
 from drivetrain.workloads.loss_contract import NO_CONTEXT, ONE_TERM, Auxiliary, LossContext
 from drivetrain.workloads.metrics import MeanOfColumn, Metric
+from drivetrain.workloads.other_model import OtherModel
 
 NAME = "teacher"
 COLUMNS = {"token_accuracy": True, "sft_loss": False, "teacher_agreement": True, "teacher_loss": None}
@@ -33,42 +29,14 @@ class DistillationWorkload(LanguageModelWorkload):
         block = config.distillation
         self._losses = block.losses
         self._measures = {name: Divergence(name, block.beta, block.temperature) for name in block.divergences}  # type: ignore[arg-type]
-        path = block.teacher.path
-        assert path is not None
-        self._path = path
-        self._check_tokens()
-
-    def _check_tokens(self) -> None:
-        """Raises UserError if the teacher's tokenizer has other tokens: its distributions would be over these."""
-        field = f"{TEACHER}.path"
-        theirs, own = load_tokenizer(self._path, field).get_vocab(), self.tokenizer.get_vocab()
-        if theirs == own:
-            return
-        differ = sorted({*(theirs.items() ^ own.items())}, key=lambda pair: (pair[1], pair[0]))
-        some = ", ".join(dict.fromkeys(repr(token) for token, _ in differ[:3]))
-        why = f"{self._path} has other tokens ({len(theirs):,}) than the model ({len(own):,}): {some}, ..."
-        raise problem(field, why, "give a teacher with the same tokenizer, or workload.model.tokenizer: the teacher's")
+        assert block.teacher.path is not None
+        self._other = OtherModel(block.teacher.path, TEACHER, config, self._reader)
 
     # --- the teacher --------------------------------------------------------------------------------------------------
 
     @property
     def auxiliary(self) -> Mapping[str, Auxiliary]:
-        return {NAME: Auxiliary("frozen", self._teacher, self._path)}
-
-    def _teacher(self) -> nn.Module:
-        """Builds the teacher. Raises UserError if it cannot take the model's batches."""
-        options = LanguageModelModel(path=self._path, attention=self._config.model.attention, fused_loss=False)
-        config = self._config.model_copy(update={"model": options})
-        built = build_language_model(config, self._reader, self._packs, field=TEACHER)
-        for note in built.notes:
-            self._reader.warn(f"the teacher: {note}")
-        if self._packs and built.packed is None:
-            why = f"{type(built.model).__name__} cannot take samples end to end in a row, as the model does"
-            raise problem(f"{TEACHER}.path", why, "give workload.data.packing: false")
-        if built.packed is not None:
-            built.packed.rows = lambda: self.rows
-        self._teacher_head, self._teacher_inputs = built.head, inputs_of(built)
-        return built.model
+        return {NAME: Auxiliary("frozen", lambda: self._other.build(self._packs, lambda: self.rows), self._other.path)}
 
     @property
     def by_position(self) -> Mapping[str, int | None]:
@@ -91,9 +59,8 @@ class DistillationWorkload(LanguageModelWorkload):
 
     def _teachers(self, batch: Batch, context: LossContext) -> Tensor:
         """Returns the teacher's logits at targets, (N, V)."""
-        teacher: Any = context.auxiliary[NAME]
         with torch.no_grad():
-            return self._teacher_head.logits_at_targets(teacher, self._teacher_inputs.of(batch), batch["targets"])
+            return self._other.logits_at_targets(context.auxiliary[NAME], batch)
 
     def _terms_of(self, own: Tensor, other: Tensor, batch: Batch) -> dict[str, Tensor]:
         found = {}
