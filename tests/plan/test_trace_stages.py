@@ -85,14 +85,13 @@ def test_a_teacher_is_planned(run_file: str, teacher: str, overrides: list[str])
 
 
 def test_a_cached_reference_is_planned_without_a_second_model(run_file: str) -> None:
+    words = of_stage(run_file, ["stage=dpo"])
     copied, cached = (
-        planned(run_file, of_stage(run_file, ["stage=dpo", f"workload.preference.reference={name}"])).memory
-        for name in ("copy", "cached")
+        planned(run_file, [*words, f"workload.preference.reference={name}"]).memory for name in ("copy", "cached")
     )
-    weights = sum(
-        each.numel() * 4 for each in read_workload(read_run(run_file, []), training=True).build_model().parameters()
-    )
-    assert copied.persistent - cached.persistent == pytest.approx(weights, rel=0.02)
+    model = read_workload(read_run(run_file, words), training=True).build_model()
+    weights = sum(4 * parameter.numel() for parameter in model.parameters())
+    assert copied.allocated - cached.allocated >= weights
 
 
 def test_a_reward_model_is_planned(run_file: str) -> None:

@@ -28,7 +28,7 @@ class ReferenceBlock(Frozen):
     """The settings of a reference, which the blocks of several stages have."""
 
     reference: Literal["auto", "copy", "cached", "adapters_off", "none"] = doc(
-        "A frozen copy of the model as it starts; its log-probabilities, computed once before training and kept on disk "
+        "A frozen copy of the model as it starts; its log-probabilities, computed before training and kept on disk "
         "(cached); the model with its adapters off; or none (dpo, kto: a uniform one); auto takes adapters off where "
         "they start without effect, else the copy; none where the loss needs none",
         "auto",

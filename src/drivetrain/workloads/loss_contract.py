@@ -46,8 +46,8 @@ class Precomputed:
     """Numbers of each sample under the model as it starts, computed once, before training or evaluation.
 
     folder: where they are kept for later runs. key: a digest of all that decides them but the precision; None on a rank
-    that does not have the model's weights. samples: N, as `collate` takes them. width: numbers of a sample. work: called
-    on the evaluating model and a batch, returns (B, width). take: receives (N, width) fp32.
+    that does not have the model's weights. samples: N, as `collate` takes them. width: numbers of a sample. work: gets
+    the evaluating model and a batch, returns (B, width). take: receives (N, width) fp32.
     """
 
     folder: Path
