@@ -21,7 +21,7 @@ XTUNER = "train_cfg = dict(max_iters=4)\n"
 @pytest.mark.parametrize(
     ("text", "ending", "key"),
     [
-        (SFT + "use_asft_loss: true\nref_model: c/d\n", ".yaml", "ref_model"),
+        (SFT + "use_asft_loss: true\nref_model_adapters: c/d\n", ".yaml", "ref_model_adapters"),
         *(
             (SFT + f"{key}: true\n", ".yaml", key)
             for key in ("mixture_of_depths", "shift_attn", "use_badam", "use_mca")
@@ -34,7 +34,7 @@ XTUNER = "train_cfg = dict(max_iters=4)\n"
         (SFT + "num_train_epochs: 0.5\n", ".yaml", "num_train_epochs"),
         (SFT.replace("qwen", "default"), ".yaml", "template"),
         (SFT.replace("sft", "grpo"), ".yaml", "stage"),
-        (SFT.replace("sft", "dpo") + "ref_model: c/d\n", ".yaml", "ref_model"),
+        (SFT.replace("sft", "dpo") + "ref_model_adapters: c/d\n", ".yaml", "ref_model_adapters"),
         (SFT.replace("sft", "kto") + "pref_ftx: 0.5\n", ".yaml", "pref_ftx"),
         (SFT.replace("full", "oft"), ".yaml", "finetuning_type"),
         (SFT + "use_llama_pro: true\n", ".yaml", "use_llama_pro"),

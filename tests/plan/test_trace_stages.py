@@ -91,7 +91,7 @@ def test_a_cached_reference_is_planned_without_a_second_model(run_file: str) -> 
     )
     model = read_workload(read_run(run_file, words), training=True).build_model()
     weights = sum(4 * parameter.numel() for parameter in model.parameters())
-    assert copied.allocated - cached.allocated >= weights
+    assert copied.allocated - cached.allocated >= 0.99 * weights  # less what a batch carries
 
 
 def test_a_reward_model_is_planned(run_file: str) -> None:

@@ -6,7 +6,7 @@ train/sft/trainer.py and train/trainer_utils.py.
 
 from __future__ import annotations
 
-from drivetrain.config.fine_tuning import ASFT, EAFT, USUAL_ALPHA
+from drivetrain.config.fine_tuning import ASFT, EAFT, SFT, USUAL_ALPHA
 from drivetrain.importing.key_reader import KeyReader
 from drivetrain.importing.llama_preferences import NOT_ITS, reference
 
@@ -18,14 +18,14 @@ KEYS = (*SWITCHES, *ALPHAS.values())
 
 def chosen(given: KeyReader) -> str | None:
     """Returns the switch that decides the loss; None where it is the cross-entropy."""
-    is_sft = given.word("stage", "sft") == "sft"
+    is_sft = given.word("stage", SFT) == SFT
     return next((key for key in SWITCHES if given.switch(key)), None) if is_sft else None
 
 
 def losses(given: KeyReader) -> None:
     key = chosen(given)
     if key is None:
-        is_sft = given.word("stage", "sft") == "sft"
+        is_sft = given.word("stage", SFT) == SFT
         given.off(*KEYS, why="it is off" if is_sft else NOT_ITS)
         return
     loss = SWITCHES[key]

@@ -47,7 +47,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model's forward gets: tensors of the batch by their names, and other arguments."""
+    """Holds what a model's forward gets: tensors of the batch by their names, and other arguments."""
 
     tensors: Set[str]
     extra: dict[str, Any]
