@@ -127,6 +127,8 @@ def kind_of(raw: Mapping[str, Any], label: str, is_python: bool = False) -> str:
     marked = [name for name, kind in KINDS.items() if kind.marks & raw.keys()]
     if not raw.keys() & {*llama_v1.OWN}:  # marks of both versions are of the old one
         marked = [name for name in marked if name != "llama_factory_v1"]
+    if "dataset" not in raw and any(name in _TRL for name in marked):  # which a LLaMA-Factory run that trains has
+        marked = [name for name in marked if name in _TRL]
     if marked:
         most = max(marked, key=lambda name: len(KINDS[name].marks & raw.keys()))
         return trainer_of(raw, label) if most in _TRL else most
@@ -143,7 +145,7 @@ def trainer_of(raw: Mapping[str, Any], label: str) -> str:
     """Returns which of TRL's trainers a configuration is of: by keys that no other has, else by the loss that it names.
     Raises UserError where neither says it, since TRL's command says it there."""
     shared = {kind: frozenset().union(*(keys for other, keys in _TRL.items() if other != kind)) for kind in _TRL}
-    own = {kind: len((keys - shared[kind]) & raw.keys()) for kind, keys in _TRL.items()}
+    own = {kind: len((keys - shared[kind] - _TRAINING) & raw.keys()) for kind, keys in _TRL.items()}
     best = max(own, key=lambda kind: own[kind])
     if own[best]:
         return best

@@ -62,7 +62,7 @@ def _pairs(given: KeyReader) -> None:
     given.set("loss_type", f"{FIELD}.loss", listed[0] if mixture == {listed[0]: 1.0} else mixture, why)
     given.note("loss_weights", "mapped", f"{FIELD}.loss")
     _smoothing(given, listed)
-    _divergence(given, listed)
+    _divergence(given)
     _if_read(given, "discopop_tau", listed, 0.05)
     if given.has("ld_alpha"):
         given.set("ld_alpha", f"{FIELD}.ld_alpha", given.number("ld_alpha", 1.0))
@@ -88,7 +88,7 @@ def _smoothing(given: KeyReader, losses: list[str]) -> None:
         given.set("label_smoothing", f"{FIELD}.label_smoothing", smoothing)
 
 
-def _divergence(given: KeyReader, losses: list[str]) -> None:
+def _divergence(given: KeyReader) -> None:
     kind = given.word("f_divergence_type", "reverse_kl")
     if kind not in DIVERGENCES:
         given.lose("f_divergence_type", f"{kind}: there are {', '.join(DIVERGENCES)}")
