@@ -30,7 +30,6 @@ from tests.parity.cases import Curve
 from tests.parity.mesh_cases import LLAMA, LORA, OPTIMIZERS, MeshCase
 from tests.parity.preference_cases import BATCH, ROWS, STEPS, curve_of, step_on, words
 
-CLIP = 0.2
 OWN = {**LLAMA, "vocab_size": 260}
 
 
@@ -45,7 +44,7 @@ class DistributionCase(MeshCase):
 
     @property
     def clip(self) -> float:
-        return CLIP
+        return 0.02 if self.lora else 0.2
 
     @property
     def name(self) -> str:
@@ -141,7 +140,7 @@ def plain(case: DistributionCase) -> Curve:
         epoch, indices = order.batch(step)
         samples = [work.train.load(int(index), epoch) for index in indices]
         found = torch.cat([losses(case, model, beside, *sample) for sample in samples])
-        step_on(curve, found.mean(), trained, updates, CLIP)
+        step_on(curve, found.mean(), trained, updates, case.clip)
     return curve
 
 

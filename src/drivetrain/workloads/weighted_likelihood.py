@@ -42,6 +42,7 @@ class WeightedLikelihoodWorkload(AgainstReference):
             return {LOSS: of_probabilities(self._head.losses(model, self._given(batch), targets)).sum()}
         other = self._references(model, batch, context) if self._loss == ASFT else None
         logits = self._head.logits_at_targets(model, self._given(batch), targets)
+        logits = logits.full_tensor() if isinstance(logits, DTensor) else logits  # of engine.loss_parallel
         losses = cross_entropies(logits, targets.flatten()[places_of_targets(targets)])
         if other is None:
             return {LOSS: of_entropies(losses, logits, self._alpha).sum()}
@@ -71,8 +72,6 @@ def of_entropies(losses: Tensor, logits: Tensor, alpha: float) -> Tensor:
 
     losses: (N,); logits: (N, V).
     """
-    known = logits.detach()
-    whole = known.full_tensor() if isinstance(known, DTensor) else known
-    likeliest = whole.topk(min(LIKELIEST, whole.shape[1]), dim=1).values.float().log_softmax(1)
+    likeliest = logits.detach().topk(min(LIKELIEST, logits.shape[1]), dim=1).values.float().log_softmax(1)
     entropies = -(likeliest.exp() * likeliest).sum(1)
     return losses * (entropies / LARGEST).pow(alpha)
