@@ -44,7 +44,7 @@ class DistributionCase(MeshCase):
 
     @property
     def clip(self) -> float:
-        return 0.02 if self.lora else 0.2
+        return 0.02 if self.lora else 0.1 if self.sft else 0.2
 
     @property
     def name(self) -> str:
@@ -73,7 +73,7 @@ class SeededWeighted(WeightedLikelihoodWorkload):
         torch.manual_seed(3)
         model: Any = super().build_model()
         with torch.no_grad():
-            model.get_output_embeddings().weight.mul_(40)
+            model.get_output_embeddings().weight.mul_(30)
         return model
 
 
@@ -150,18 +150,19 @@ def losses(case: DistributionCase, model: Any, beside: Any, ids: np.ndarray, tar
     heat = case.distillation.get("temperature", 1.0)
     own, other = (each(input_ids=tokens[None, :-1]).logits[0][places] for each in (model, beside))
     q, p = (own / heat).softmax(1), (other / heat).softmax(1)
+    forward = (p * ((other / heat).log_softmax(1) - (own / heat).log_softmax(1))).sum(1)
     likelihoods = -own.log_softmax(1).gather(1, tokens[1:][places][:, None])[:, 0]
     weighted = likelihoods * torch.exp(-likelihoods).detach()
     match case.settings["loss"]:
         case "dft":
             return weighted
         case "asft":
-            return weighted + 2 * (p * (p / q).log()).sum(1)
+            return weighted + 2 * forward
         case "eaft":
             shares = own.detach().sort(descending=True).values[:, :20].softmax(1)
             return likelihoods * -(shares * shares.log()).sum(1) / 3
         case "forward_kl":
-            return (p * (p / q).log()).sum(1)
+            return forward
         case "reverse_kl":
             return (q * (q / p).log()).sum(1)
         case {"js": weight, "sft": likelihood}:
