@@ -97,7 +97,7 @@ def test_each_prompt_is_mismatched_with_the_answer_of_one_other_sample(tmp_path:
         assert text.startswith(f"ask {index}")
         assert own[0].tolist() != mismatched[0].tolist()
         met.append(answers.strip())
-    assert sorted(met) == sorted(decode(ids[targets].tolist()).strip() for (ids, targets), _, _ in loaded(work))
+    assert sorted(met) == sorted(decode(ids[targets].tolist()).strip() for (ids, targets), *_ in loaded(work))
 
 
 def loaded(work: UnpairedWorkload) -> list[Any]:
