@@ -38,6 +38,7 @@ SMALLER = {
     "shakespeare-char.yaml": ["loop.steps=10", "schedule.warmup_steps=2"],
     "alpaca-sft.yaml": ["config.hidden_size=32", "config.num_hidden_layers=1", "vocabulary_size=300", "loop.epochs=1"],
     "alpaca-qlora.yaml": ["data.template=alpaca", "loop.epochs=1"],
+    "distill.yaml": ["data.template=alpaca", "data.length=64"],
     "preferences-dpo.yaml": ["data.template=alpaca", "data.length=64", "adapter.rank=2"],
     "rewards-grpo.yaml": [
         "data.template=alpaca",
@@ -67,6 +68,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     questions = [{"instruction": f"{number} + 1?", "output": str(number + 1)} for number in range(24)]
     (tmp_path / "data" / "questions.jsonl").write_text("\n".join(map(json.dumps, questions)))
     model_of_your_own(tmp_path / "models" / "my-model")
+    model_of_your_own(tmp_path / "models" / "my-teacher", 48)
     cifar_pickles(tmp_path / "data" / "cifar-10-batches-py", rng)
     for part, number in (("train", 8), ("test", 3)):
         for name in ("airplane", "bird", "cat"):
@@ -103,10 +105,10 @@ def instructions(folder: Path) -> None:
         (folder / f"{name}.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
 
 
-def model_of_your_own(folder: Path) -> None:
+def model_of_your_own(folder: Path, width: int = 32) -> None:
     tokenizer = byte_tokenizer(["<|endoftext|>"])
     tokenizer.save_pretrained(folder)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {"hidden_size": width, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = LlamaConfig(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, bos_token_id=None, **sizes)
     LlamaForCausalLM(config).save_pretrained(folder)
 

@@ -71,6 +71,27 @@ def texts(folder: Path, **data: Any) -> dict[str, Any]:
     return {"type": "text_classification", "model": model, "data": data}
 
 
+def compared(folder: Path, stage: str, **more: Any) -> dict[str, Any]:
+    """A language model on pairs, on labelled answers, or on prompts with the longest answers in place of its own."""
+    rows = {
+        "dpo": {"prompt": "say it", "chosen": "yes, yes", "rejected": "no"},
+        "kto": {"prompt": "say it", "completion": "yes", "label": True},
+        "grpo": {"instruction": "say it", "output": "yes"},
+    }[stage]
+    other = {"label": False} if stage == "kto" else {}
+    path = write_lines(folder / "rows.jsonl", [{**rows, **other} if n % 2 else rows for n in range(20)])
+    data = {"cache": str(folder / "cache"), "length": 64, "template": "plain", "train": path}
+    return {"type": "language_model", "stage": stage, "model": {"config": LLAMA}, "data": data, **more}
+
+
+def distilled(folder: Path) -> dict[str, Any]:
+    made: Any = build_workload(run_of(language(folder), "fp32").workload, 0)
+    made.build_model().save_pretrained(folder / "teacher")
+    made.tokenizer.save_pretrained(folder / "teacher")
+    settings = {"teacher": str(folder / "teacher"), "loss": {"js": 1.0, "sft": 0.5}}
+    return {**language(folder), "stage": "distill", "distillation": settings}
+
+
 def module(folder: Path) -> dict[str, Any]:
     (folder / "tiny.py").write_text(MODULE)
     return {"type": "module", "path": str(folder / "tiny.py")}
@@ -89,6 +110,19 @@ WORKLOADS: dict[str, Callable[[Path], dict[str, Any]]] = {
         "type": "image_classification", "model": {"config": RESNET}, "data": {"source": "digits", "limit_train": 40}
     },
     "a user's module": module,
+    "pairs": lambda folder: compared(
+        folder, "dpo", preference={"loss": {"sigmoid": 1.0, "sft": 0.2}, "reference": "copy"}
+    ),
+    "pairs, cached": lambda folder: compared(folder, "dpo", preference={"reference": "cached"}),
+    "pairs, over the batch": lambda folder: compared(folder, "dpo", preference={"loss": "aot", "reference": "copy"}),
+    "labelled": lambda folder: compared(
+        folder, "kto", preference={"loss": "apo_zero_unpaired", "reference": "copy"}
+    ),
+    "rewards": lambda folder: compared(
+        folder, "grpo", reinforcement={"rewards": ["exact_match"], "max_new_tokens": 8, "beta": 0.1}
+    ),
+    "a teacher": distilled,
+    "weighted tokens": lambda folder: {**language(folder), "sft": {"loss": "eaft"}},
 }  # fmt: skip
 
 
@@ -159,7 +193,7 @@ def waits_of(raw: dict[str, Any], precision: str = "fp32", engine: Any = None, *
     return found
 
 
-@pytest.mark.parametrize("name", sorted(WORKLOADS.keys() - {"padded text classes"}))
+@pytest.mark.parametrize("name", sorted(WORKLOADS.keys() - {"padded text classes", "pairs, over the batch"}))
 def test_a_step_on_one_device_waits_for_nothing(name: str, tmp_path: Path) -> None:
     assert waits_of(WORKLOADS[name](tmp_path)) == {}
 
@@ -180,6 +214,9 @@ EXCEPTIONS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
         "padded text classes",
         {},
         {"_local_scalar_dense in _ignore_bidirectional_mask_sdpa (masking_utils.py)": MICRO_BATCHES},
+    ),
+    "what compares samples with the whole batch is joined on the host": (
+        "pairs, over the batch", {}, {"cpu in joined_partials (window_loss.py)": 2 * MICRO_BATCHES}
     ),
     "whether a step is skipped decides about its own update": (
         "image classes", {"more": {"numerics": {"skip": True}}}, {"tolist in _skips (step_guard.py)": STEPS}
@@ -203,6 +240,8 @@ CASES = [
     ("packed", FsdpEngine(), "fp32"),
     ("padded", FsdpEngine(), "fp16-mixed"),
     ("packed", MeshEngine(dp=2), "fp32"),
+    ("pairs", FsdpEngine(), "fp32"),
+    ("rewards", DdpEngine(), "fp32"),
 ]
 
 
@@ -239,7 +278,7 @@ def test_a_workload_that_reads_its_loss_is_found(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU is asked whether it is waited for")
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-mixed"])
-@pytest.mark.parametrize("name", sorted(WORKLOADS.keys() - {"padded text classes"}))
+@pytest.mark.parametrize("name", sorted(WORKLOADS.keys() - {"padded text classes", "pairs, over the batch"}))
 def test_a_gpu_is_not_waited_for(name: str, precision: str, tmp_path: Path) -> None:
     @contextmanager
     def watch(_: Engine) -> Iterator[None]:

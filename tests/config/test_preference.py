@@ -115,3 +115,27 @@ def test_a_block_that_no_loss_can_read_is_refused_when_it_is_loaded(given: dict[
     workload = {"type": "language_model", "stage": "dpo", "model": {"path": "a/b"}, "data": {"train": "a/b"}}
     _, problems = validate({"workload": {**workload, "preference": given}, "batch_size": 8, "loop": {"steps": 1}}, [])
     assert any("workload.preference" in str(each) for each in problems)
+
+
+@pytest.mark.parametrize(
+    ("stage", "preference", "more", "why"),
+    [
+        ("dpo", {"reference": "cached"}, {}, ""),
+        ("kto", {"reference": "cached"}, {"adapter": LORA}, ""),
+        ("dpo", {"reference_model": "a/b"}, {"adapter": LORA}, ""),
+        ("orpo", {"reference": "cached"}, {}, "reference: orpo has no reference"),
+        ("orpo", {"reference_model": "a/b"}, {}, "reference_model: the reference is none"),
+        ("dpo", {"reference": "cached", "reference_model": "a/b"}, {}, "reference_model: the reference is cached"),
+        ("dpo", {"reference": "cached", "reference_every": 3}, {}, "reference_every: the reference is cached"),
+        ("dpo", {"reference_model": "a/b", "reference_every": 3}, {}, "another model cannot follow"),
+        ("dpo", {"reference": "cached"}, {"engine": {"name": "mesh", "pp": 2}}, "engine.pp: pp ranks run no pass"),
+    ],
+)
+def test_a_reference_is_computed_once_or_another_model(
+    tmp_path: Path, stage: str, preference: dict[str, Any], more: dict[str, Any], why: str
+) -> None:
+    run = built(tmp_path, stage, preference=preference, **more)
+    found = refusals(run)
+    assert why in found if why else found == ""
+    if preference.get("reference_model") and not why:
+        assert run.workload.preference.reference == "copy"  # type: ignore[union-attr]

@@ -21,7 +21,7 @@ XTUNER = "train_cfg = dict(max_iters=4)\n"
 @pytest.mark.parametrize(
     ("text", "ending", "key"),
     [
-        *((SFT + f"{key}: true\n", ".yaml", key) for key in ("use_dft_loss", "use_eaft_loss", "use_asft_loss")),
+        (SFT + "use_asft_loss: true\nref_model_adapters: c/d\n", ".yaml", "ref_model_adapters"),
         *(
             (SFT + f"{key}: true\n", ".yaml", key)
             for key in ("mixture_of_depths", "shift_attn", "use_badam", "use_mca")
@@ -34,7 +34,7 @@ XTUNER = "train_cfg = dict(max_iters=4)\n"
         (SFT + "num_train_epochs: 0.5\n", ".yaml", "num_train_epochs"),
         (SFT.replace("qwen", "default"), ".yaml", "template"),
         (SFT.replace("sft", "grpo"), ".yaml", "stage"),
-        (SFT.replace("sft", "dpo") + "ref_model: c/d\n", ".yaml", "ref_model"),
+        (SFT.replace("sft", "dpo") + "ref_model_adapters: c/d\n", ".yaml", "ref_model_adapters"),
         (SFT.replace("sft", "kto") + "pref_ftx: 0.5\n", ".yaml", "pref_ftx"),
         (SFT.replace("full", "oft"), ".yaml", "finetuning_type"),
         (SFT + "use_llama_pro: true\n", ".yaml", "use_llama_pro"),
@@ -78,12 +78,12 @@ def test_what_trains_the_same_without_it_is_listed_alone(text: str, tmp_path: Pa
 
 
 def test_all_such_keys_of_all_files_are_reported_at_once_beside_other_problems(tmp_path: Path) -> None:
-    one = of_text(tmp_path, SFT + "use_dft_loss: true\nlearning_rate: quick\n")
+    one = of_text(tmp_path, SFT + "use_badam: true\nlearning_rate: quick\n")
     other = of_text(tmp_path, DEEPSPEED + '"sparse_gradients": true}', ".json")
     with pytest.raises(UserError) as refused:
         import_files([one, other], None, tmp_path / "new.yaml")
     assert {each.field.rpartition(": ")[2] for each in refused.value.problems} >= {
-        *("use_dft_loss", "learning_rate", "sparse_gradients"),
+        *("use_badam", "learning_rate", "sparse_gradients"),
     }
 
 
@@ -100,7 +100,7 @@ def test_exit_codes_tell_a_run_file_that_trains_from_one_that_cannot_yet(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "engine.yaml").write_text("distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n")
-    (tmp_path / "losing.yaml").write_text(SFT + "use_dft_loss: true\n")
+    (tmp_path / "losing.yaml").write_text(SFT + "label_smoothing_factor: 0.1\n")
     small(tmp_path)
     code, _, reported = drivetrain("import", "engine.yaml")
     assert code == 1
@@ -109,12 +109,12 @@ def test_exit_codes_tell_a_run_file_that_trains_from_one_that_cannot_yet(
     assert drivetrain("import", "engine.yaml", "--onto", "small.yaml", "-o", "whole.yaml")[0] == 0
     code, _, reported = drivetrain("import", "losing.yaml")
     assert code == 2
-    assert "another loss" in reported
-    assert "--without use_dft_loss" in reported
+    assert "the loss is the workload's" in reported
+    assert "--without label_smoothing_factor" in reported
     assert not (tmp_path / "losing-run.yaml").exists()
-    assert drivetrain("import", "losing.yaml", "--without", "use_dft_loss")[0] == 0
+    assert drivetrain("import", "losing.yaml", "--without", "label_smoothing_factor")[0] == 0
     assert read(tmp_path / "losing-run.yaml")["workload"]["stage"] == "sft"
-    assert "use_dft_loss: another loss" in (tmp_path / "losing-run.yaml").read_text()
+    assert "label_smoothing_factor: the loss is" in (tmp_path / "losing-run.yaml").read_text()
 
 
 def test_an_unknown_stage_names_those_there_are(tmp_path: Path) -> None:

@@ -41,6 +41,24 @@ def test_what_is_left_out_is_what_llama_factory_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("use_dft_loss: true\n", {"loss": "dft"}),
+        ("use_eaft_loss: true\n", {"loss": "eaft", "alpha": 1.0}),
+        ("use_eaft_loss: true\neaft_alpha: 0.5\n", {"loss": "eaft", "alpha": 0.5}),
+        ("use_asft_loss: true\nasft_alpha: 0.3\n", {"loss": "asft", "alpha": 0.3}),
+        ("use_dft_loss: true\nuse_asft_loss: true\n", {"loss": "dft"}),  # the first that is on counts there
+    ],
+)
+def test_losses_of_fine_tuning_are_kept(tmp_path: Path, lines: str, expected: dict[str, Any]) -> None:
+    assert workload_of(tmp_path, SFT + lines)["sft"] == expected
+
+
+def test_losses_of_fine_tuning_are_off_elsewhere(tmp_path: Path) -> None:
+    assert "sft" not in workload_of(tmp_path, PT + "use_dft_loss: true\n")
+
+
+@pytest.mark.parametrize(
     ("lines", "block", "expected"),
     [
         ("resize_vocab: true\n", "model", {"resize_vocabulary": True}),

@@ -115,7 +115,12 @@ def workload(case: PairCase) -> Any:
 
 
 def run_case(case: PairCase) -> Curve:
-    work, curve = workload(case), Curve([], [], {}, {})
+    return curve_of(case, workload(case))
+
+
+def curve_of(case: MeshCase, work: Any) -> Curve:
+    """Trains on the case's engine."""
+    curve = Curve([], [], {}, {})
     engine = engine_of(case, work)
     micro = -(-BATCH // engine.data_world // case.accumulation)
     assert work.lengths is not None
@@ -166,10 +171,10 @@ def plain(case: PairCase) -> Curve:
     return curve
 
 
-def step_on(curve: Curve, loss: Tensor, trained: list[Any], updates: torch.optim.Optimizer) -> None:
+def step_on(curve: Curve, loss: Tensor, trained: list[Any], updates: torch.optim.Optimizer, clip: float = CLIP) -> None:
     loss.backward()
     curve.losses.append(loss.item())
-    curve.norms.append(nn.utils.clip_grad_norm_(trained, CLIP).item())
+    curve.norms.append(nn.utils.clip_grad_norm_(trained, clip).item())
     updates.step()
     updates.zero_grad()
 

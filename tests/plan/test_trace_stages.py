@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,13 @@ PREFERENCES = [
     ["stage=dpo", "workload.preference.loss=bco_pair", "micro_batch_size=2"],  # compares with the whole batch
     ["stage=dpo", "workload.data.packing=false"],
     ["stage=dpo", "workload.preference.reference_every=1"],
+    ["stage=dpo", "workload.preference.reference=cached"],
     ["stage=orpo"],
     ["stage=simpo", "precision=bf16-mixed"],
     ["stage=kto"],
 ]
+TAUGHT = [["stage=distill"], ["stage=distill", "workload.distillation.loss={reverse_kl: 1, sft: 0.5}"]]
+TAUGHT += [["stage=distill", "precision=bf16-mixed"]]
 REWARDS = [["stage=grpo"], ["stage=grpo", "workload.reinforcement.temperature=0.7"], ["stage=rloo"], ["stage=ppo"]]
 
 
@@ -56,6 +60,38 @@ def planned(run_file: str, overrides: list[str]) -> StepCosts:
 def test_the_planned_peak_of_a_stage_of_preferences_is_the_measured_one(run_file: str, overrides: list[str]) -> None:
     words = of_stage(run_file, overrides)
     assert planned(run_file, words).memory.allocated == measured_peak(read_run(run_file, words))[0]
+
+
+@pytest.fixture(scope="module")
+def teacher(run_file: str) -> str:
+    """The run's model, saved with its tokenizer."""
+    run = read_run(run_file, [f"data.train={Path(run_file).parent / 'answers.json'}", "workload.stage=sft"])
+    folder, work = Path(run_file).parent / "teacher", read_workload(run, training=True)
+    model: Any = work.build_model()
+    model.save_pretrained(folder)
+    work.save_assets(model, folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("overrides", TAUGHT, ids=" ".join)
+def test_a_teacher_is_planned(run_file: str, teacher: str, overrides: list[str]) -> None:
+    words = [f"data.train={Path(run_file).parent / 'answers.json'}", f"workload.{overrides[0]}", *overrides[1:]]
+    words.append(f"workload.distillation.teacher={teacher}")
+    run = read_run(run_file, words)
+    alone = planned(run_file, [words[0], "workload.stage=sft", *(each for each in overrides[1:] if "prec" in each)])
+    found = planned(run_file, words).memory.allocated
+    assert found == pytest.approx(measured_peak(run)[0], rel=1e-4)
+    assert found > alone.memory.allocated
+
+
+def test_a_cached_reference_is_planned_without_a_second_model(run_file: str) -> None:
+    words = of_stage(run_file, ["stage=dpo"])
+    copied, cached = (
+        planned(run_file, [*words, f"workload.preference.reference={name}"]).memory for name in ("copy", "cached")
+    )
+    model = read_workload(read_run(run_file, words), training=True).build_model()
+    weights = sum(4 * parameter.numel() for parameter in model.parameters())
+    assert copied.allocated - cached.allocated >= 0.99 * weights  # less what a batch carries
 
 
 def test_a_reward_model_is_planned(run_file: str) -> None:

@@ -18,7 +18,7 @@ from drivetrain.workloads.language_model import LanguageModelWorkload
 from drivetrain.workloads.loss_contract import LossContext, Partial, Statistics
 from drivetrain.workloads.preference import PreferenceWorkload
 from drivetrain.workloads.preference_losses import FORMULAS
-from tests.tiny_language import config, write_lines
+from tests.tiny_language import LLAMA, config, write_lines
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's own, and those of what it imports
 ROWS = [
@@ -256,3 +256,23 @@ def test_every_loss_of_the_table_has_a_formula_and_is_tested_here() -> None:
     assert FORMULAS.keys() == of_pairs
     of_trl = {name for ours in PUBLISHED for name in mixture_of(ours)}
     assert of_pairs - of_trl == {"bco_pair", "kto_pair", "cdpo", "nll", "orpo", "simpo", "cpo"}
+
+
+def test_a_reference_of_another_folder_reads_the_batch_in_its_own_way(tmp_path: Path) -> None:
+    """A larger model, whose own head is taken."""
+    larger = {**LLAMA, "hidden_size": 48}
+    other = LanguageModelWorkload(
+        config(tmp_path, [{"instruction": "a", "output": "b"}] * 20, template="plain", model={"config": larger}), 0
+    )
+    model: Any = built(other)
+    model.save_pretrained(tmp_path / "other")
+    other.tokenizer.save_pretrained(tmp_path / "other")
+    work = workload(tmp_path, reference_model=str(tmp_path / "other"))
+    policy = built(work)
+    auxiliary = work.auxiliary["reference"]
+    assert auxiliary.build is not None
+    reference = auxiliary.build().eval()
+    found = work.loss_sums(policy, whole_batch(work), LossContext({"reference": reference}))["loss"].item()
+    ratios = answers(policy, work)[0] - answers(reference, work)[0]
+    expected = -F.logsigmoid(0.1 * (ratios[:, 0] - ratios[:, 1])).sum().item()
+    assert found == pytest.approx(expected, rel=1e-5)

@@ -92,12 +92,12 @@ def test_each_prompt_is_mismatched_with_the_answer_of_one_other_sample(tmp_path:
     decode = work.tokenizer.decode
     met = []
     for index in range(len(ROWS)):
-        own, mismatched, _ = work.train.load(index, 0)
+        own, mismatched, *_ = work.train.load(index, 0)
         text, answers = decode(mismatched[0].tolist()), decode(mismatched[0][mismatched[1]].tolist())
         assert text.startswith(f"ask {index}")
         assert own[0].tolist() != mismatched[0].tolist()
         met.append(answers.strip())
-    assert sorted(met) == sorted(decode(ids[targets].tolist()).strip() for (ids, targets), _, _ in loaded(work))
+    assert sorted(met) == sorted(decode(ids[targets].tolist()).strip() for (ids, targets), *_ in loaded(work))
 
 
 def loaded(work: UnpairedWorkload) -> list[Any]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from drivetrain.config.bad_rows import BadRows
 from drivetrain.config.base import doc
 from drivetrain.config.data_paths import looks_like_hub_id, missing
+from drivetrain.config.distillation import DISTILL, Distillation, distillation_problems
+from drivetrain.config.fine_tuning import OF_DISTRIBUTIONS, PLAIN, SFT, FineTuning, fine_tuning_problems
 from drivetrain.config.generation import Generation
 from drivetrain.config.language_data import LanguageData
 from drivetrain.config.language_model import LanguageModelModel
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from drivetrain.config.run import RunConfig
 
 CAUSAL = "AutoModelForCausalLM"
+WEIGHTED = "drivetrain.workloads.weighted_likelihood:WeightedLikelihoodWorkload"
 
 
 class LanguageModel(WorkloadBlock):
@@ -36,6 +39,8 @@ class LanguageModel(WorkloadBlock):
     stage: StageName = doc("; ".join(f"{stage.name}: {stage.learns}" for stage in STAGES.values()), "pretrain")
     model: LanguageModelModel = doc("Model to train")
     data: LanguageData = doc("Texts or conversations")
+    sft: FineTuning = doc("sft: the loss of a token", FineTuning())
+    distillation: Distillation = doc("distill: the teacher, and the divergence from it", Distillation())
     preference: Preference = doc("dpo, orpo, simpo, cpo, kto, reward: the loss over preferences", Preference())
     reinforcement: Reinforcement = doc("grpo, rloo, ppo: answers, their rewards and the loss", Reinforcement())
     generate: Generation | None = doc("Let the model answer prompts at each evaluation; {} asks four", None)
@@ -47,6 +52,8 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def implementation(self) -> str:
+        if self.stage == SFT and self.sft.loss != PLAIN:
+            return WEIGHTED
         return STAGES[self.stage].implementation
 
     @property
@@ -79,7 +86,13 @@ class LanguageModel(WorkloadBlock):
     @property
     def held_to(self) -> ReferenceBlock:
         """The settings of the reference that the stage compares with."""
+        if self.stage == SFT:
+            return self.sft
         return self.reinforcement if self.has_rewards else self.preference
+
+    @property
+    def held_to_field(self) -> str:
+        return f"workload.{'sft' if self.stage == SFT else 'reinforcement' if self.has_rewards else 'preference'}"
 
     @property
     def named_functions(self) -> Sequence[tuple[str, str]]:
@@ -160,7 +173,12 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def may_fuse_loss(self) -> bool:
-        return self.model.fused_loss is not False
+        return self.model.fused_loss is not False and not self._compares_distributions
+
+    @property
+    def _compares_distributions(self) -> bool:
+        """Whether the loss reads more of a distribution over the tokens than the target's probability."""
+        return self.stage == DISTILL or (self.stage == SFT and self.sft.loss in OF_DISTRIBUTIONS)
 
     # --- what it cannot do, and what a run file leaves to it ----------------------------------------------------------
 
@@ -183,6 +201,12 @@ class LanguageModel(WorkloadBlock):
             yield Problem("workload.data.documents", why, "leave it out, or give stream: false")
         if self.data.stream and (self.has_preferences or self.has_rewards):
             yield Problem("workload.data.stream", f"stage {self.stage} reads its data whole", "leave it out")
+        if self.held_to.reference == "cached" and run.engine.single_pass_axis is not None:
+            axis = run.engine.single_pass_axis
+            why = f"{axis} ranks run no pass of the whole model before the training"
+            yield Problem(f"engine.{axis}", why, f"leave {axis} out, or give reference: none")
+        yield from fine_tuning_problems(self.sft, self.stage, run.adapter)
+        yield from distillation_problems(self.distillation, self.stage)
         yield from preference_problems(self.preference, self.stage, run.adapter)
         yield from reinforcement_problems(self.reinforcement, self.stage, run.adapter)
         if self.stage == PPO and run.engine.splits_the_head:
@@ -214,6 +238,8 @@ class LanguageModel(WorkloadBlock):
         settled = self._with_data(packing=False) if rows else self
         if self.has_rewards:
             return settled.model_copy(update={"reinforcement": self.reinforcement.settled(run.adapter)})
+        if self.stage == SFT:
+            return settled.model_copy(update={"sft": self.sft.settled(run.adapter)})
         if self.has_preferences:
             return settled.model_copy(update={"preference": self.preference.settled(self.stage, run.adapter)})
         return settled
@@ -225,6 +251,8 @@ class LanguageModel(WorkloadBlock):
             yield "workload.data.train_on", "of preferences the answers are trained on"
         if self.has_rewards:
             yield "workload.data.train_on", "the model's own answers are trained on"
+        if self._compares_distributions:
+            yield "workload.model.fused_loss", "the loss reads whole distributions over the tokens"
         if not STAGES[self.stage].packs:
             yield "workload.data.packing", f"stage {self.stage} reads each row's last token"
             yield "workload.model.fused_loss", f"stage {self.stage} has no logits of tokens"

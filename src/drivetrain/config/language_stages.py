@@ -43,7 +43,7 @@ class Stage:
 
 POLICY = "drivetrain.workloads.policy:PolicyWorkload"
 PREFERENCES = "drivetrain.workloads.preference:PreferenceWorkload"
-StageName = Literal["pretrain", "sft", "dpo", "orpo", "simpo", "cpo", "kto", "reward", "grpo", "ppo", "rloo"]
+StageName = Literal["pretrain", "sft", "distill", "dpo", "orpo", "simpo", "cpo", "kto", "reward", "grpo", "ppo", "rloo"]
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
@@ -53,6 +53,12 @@ STAGES: dict[str, Stage] = {
             "the replies of conversations (supervised fine-tuning)",
             samples="conversations",
             llama_factory="sft",
+        ),
+        Stage(
+            "distill",
+            "what a teacher, a frozen model, holds likely at each token of replies (knowledge distillation)",
+            samples="conversations",
+            implementation="drivetrain.workloads.distillation:DistillationWorkload",
         ),
         Stage(
             "dpo",

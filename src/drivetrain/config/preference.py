@@ -179,6 +179,6 @@ def _reference(block: Preference, main: Sequence[str], adapters: Sequence[Adapte
         why = f"{' and '.join(needs)} measures each answer against the reference"
         able = [name for name, row in LOSSES.items() if row.reference == "optional"]
         yield Problem(field, why, f"leave it out, or give one of {', '.join(able)}")
-    if block.reference in ("copy", "adapters_off") and not any(LOSSES[name].reference for name in main):
+    if block.reference in ("copy", "cached", "adapters_off") and not any(LOSSES[name].reference for name in main):
         yield Problem(field, f"{' and '.join(main)} has no reference", "leave it out")
     yield from reference_problems(block, FIELD, adapters)

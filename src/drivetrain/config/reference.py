@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator
 
 from drivetrain.config.adapter import PROMPTS, Adapter
-from drivetrain.config.base import Frozen, doc
+from drivetrain.config.base import Frozen, PathOrId, decides_memory, doc
 from drivetrain.errors import Problem
+
+
+def as_block(given: Any) -> Any:
+    return {"path": given} if isinstance(given, str) else given
+
+
+class OtherPath(Frozen):
+    path: PathOrId | None = doc(
+        "Transformers causal language model with the same tokens: a local folder or a hub id",
+        None,
+        json_schema_extra=decides_memory,
+    )
 
 
 class ReferenceBlock(Frozen):
     """The settings of a reference, which the blocks of several stages have."""
 
-    reference: Literal["auto", "copy", "adapters_off", "none"] = doc(
-        "A frozen copy of the model as it starts, the model with its adapters off, or none (dpo, kto: a uniform one); "
-        "auto takes adapters off where they start without effect, else the copy; none where the loss needs none",
+    reference: Literal["auto", "copy", "cached", "adapters_off", "none"] = doc(
+        "A frozen copy of the model as it starts; its log-probabilities, computed before training and kept on disk "
+        "(cached); the model with its adapters off; or none (dpo, kto: a uniform one); auto takes adapters off where "
+        "they start without effect, else the copy; none where the loss needs none",
         "auto",
+    )
+    reference_model: Annotated[OtherPath, BeforeValidator(as_block)] = doc(
+        "Another model in place of the copy: a path, or a block", OtherPath()
     )
     reference_every: int | None = doc("Let the copy follow the model after so many steps (TR-DPO)", None, gt=0)
     reference_mixing: float = doc("reference_every: share of the model in the copy that follows it", 0.6, gt=0, le=1)
@@ -31,7 +49,7 @@ class ReferenceBlock(Frozen):
         """Returns the block with its reference chosen."""
         if self.reference != "auto":
             return self
-        off = bool(adapters) and _starts_without_effect(adapters or ())
+        off = bool(adapters) and self.reference_model.path is None and _starts_without_effect(adapters or ())
         return self.model_copy(update={"reference": "none" if not needed else "adapters_off" if off else "copy"})
 
 
@@ -43,6 +61,12 @@ def reference_problems(block: ReferenceBlock, field: str, adapters: Sequence[Ada
         elif any(adapter.method in PROMPTS or adapter.train_also or adapter.pissa for adapter in adapters):
             why = "virtual tokens, modules trained whole and PiSSA's changed weights cannot be put off"
             yield Problem(f"{field}.reference", why, "give reference: copy")
+    if block.reference_model.path is not None and block.reference != "copy":
+        why = f"the reference is {block.reference}: it needs no other model"
+        yield Problem(f"{field}.reference_model", why, "leave it out, or give reference: copy")
+    if block.reference_model.path is not None and block.reference_every is not None:
+        why = "another model cannot follow the trained one"
+        yield Problem(f"{field}.reference_every", why, "leave it or reference_model out")
     for name in ("reference_every", "reference_mixing"):
         if name in block.given and (block.reference != "copy" or block.reference_every is None):
             why = "no copy follows the model" if block.reference == "copy" else f"the reference is {block.reference}"

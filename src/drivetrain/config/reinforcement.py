@@ -182,6 +182,9 @@ def reinforcement_problems(block: Reinforcement, stage: str, adapters: Sequence[
         return
     yield from _settings(block, stage)
     yield from _of_rewards(block)
+    if block.reference == "cached":
+        why = "answers are new in each batch: nothing is known of them before"
+        yield Problem(f"{FIELD}.reference", why, "give reference: copy")
     if block.reference in ("copy", "adapters_off") and not block.beta:
         yield Problem(f"{FIELD}.reference", "beta is 0: nothing is compared with it", "leave it out, or give beta")
     if block.reference == "none" and block.beta:

@@ -94,7 +94,7 @@ class AutogradEngine(ModelHolder):
 
     def _with_auxiliary(self, model: nn.Module) -> nn.Module:
         """Returns the model, as it was built, with the models beside it: trained ones become a part of it."""
-        self._auxiliary = AuxiliaryModels(self._workload.auxiliary, model, dtype(self._options.precision.parameters))
+        self._auxiliary = AuxiliaryModels(self._workload, model, dtype(self._options.precision.parameters))
         return model
 
     def _wrap_auxiliary(self, model: nn.Module) -> Callable[..., Any]:

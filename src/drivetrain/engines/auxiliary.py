@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from drivetrain.engines.state import local_part
 from drivetrain.errors import problem
 from drivetrain.models.adapters import KEPT
+from drivetrain.workloads.base import Workload
 from drivetrain.workloads.loss_contract import Auxiliary
 
 FIELD = "workload.auxiliary"
@@ -73,13 +74,13 @@ class Companion:
 class AuxiliaryModels:
     """All models beside one trained model. `callables`: by name, for the loss."""
 
-    def __init__(self, settings: Mapping[str, Auxiliary], model: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, workload: Workload, model: nn.Module, dtype: torch.dtype) -> None:
         """model: the trained one as it was built, on the CPU; trained auxiliary models are attached to it."""
         self.steps = 0  # optimizer steps so far
         self.companions: dict[str, Companion] = {}
         heads = {}
-        for name, each in settings.items():
-            made = copy.deepcopy(model) if each.build is None else each.build().to(dtype)
+        for name, each in workload.auxiliary.items():
+            made = copy.deepcopy(model) if each.build is None else workload.build_auxiliary(name).to(dtype)
             if each.role == "trained":
                 heads[name] = made
                 continue

@@ -11,6 +11,7 @@ from drivetrain.importing import (
     llama_adapter,
     llama_commands,
     llama_language,
+    llama_losses,
     llama_model,
     llama_optimizer,
     llama_preferences,
@@ -28,7 +29,7 @@ EXPORT = "drivetrain export RUN --to transformers"
 GPTQ = f"it is GPTQ; {EXPORT} --quantise int8 rounds to 8 bits without data"
 FP8 = ("fp8_backend", "fp8_enable_fsdp_float8_all_gather")
 OF_WORKLOAD = (*llama_model.KEYS, *llama_model.TOGETHER, *llama_adapter.TOGETHER)
-OF_WORKLOAD = (*OF_WORKLOAD, *llama_preferences.KEYS, *llama_reinforcement.KEYS)
+OF_WORKLOAD = (*OF_WORKLOAD, *llama_losses.KEYS, *llama_preferences.KEYS, *llama_reinforcement.KEYS)
 UNREADABLE = llama_language.Unwritten("stage", "refused", "a value that decides it cannot be read")
 
 
@@ -169,8 +170,6 @@ KEYS: dict[str, Handler] = {
     **_all("apollo_target apollo_rank apollo_update_interval apollo_scale apollo_proj apollo_proj_type", _OF_IT),
     **_all("apollo_scale_type apollo_layerwise apollo_scale_front badam_mode badam_start_block", _OF_IT),
     **_all("badam_switch_mode badam_switch_interval badam_update_ratio badam_mask_mode badam_verbose", _OF_IT),
-    **_all("use_dft_loss use_asft_loss use_eaft_loss", if_on(lost("another loss"))),
-    **_all("asft_alpha eaft_alpha", fated("unneeded", "it is of use_asft_loss and use_eaft_loss")),
     **_all("use_mca use_megatron_bridge megatron_bridge_args", _of_others("Megatron")),
     **_all("use_hyper_parallel hyper_parallel_args hyper_parallel_cp_size", _of_others("HyperParallel")),
     **_all("use_kt kt_cpu_activation kt_weight_path kt_non_expert_weight_path", _KTRANSFORMERS),
@@ -206,6 +205,7 @@ TOGETHER = (
     *("pure_bf16", "disable_gradient_checkpointing", "use_unsloth_gc", "early_stopping_steps"),
     *("fp8", *FP8),
     *llama_adapter.TOGETHER,
+    *llama_losses.KEYS,
     *llama_preferences.KEYS,
     *llama_reinforcement.KEYS,
     *llama_optimizer.TOGETHER,

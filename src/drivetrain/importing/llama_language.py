@@ -15,7 +15,7 @@ from drivetrain.config import language_stages
 from drivetrain.config.preference import REWARD
 from drivetrain.config.translation import Fate
 from drivetrain.errors import problem
-from drivetrain.importing import llama_adapter, llama_preferences, llama_reinforcement, llama_weights
+from drivetrain.importing import llama_adapter, llama_losses, llama_preferences, llama_reinforcement, llama_weights
 from drivetrain.importing.key_reader import KeyReader
 from drivetrain.importing.llama_model import published_config
 from drivetrain.importing.llama_weights import CUTOFF, cutoff, names_of
@@ -74,6 +74,7 @@ def _without_data(given: KeyReader) -> Unwritten | None:
 def groups() -> list[Callable[[KeyReader], None]]:
     """Reads groups of keys of which one decides what another means."""
     of_data = [
+        llama_losses.losses,
         llama_preferences.preferences,
         llama_reinforcement.reinforcement,
         _template,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from drivetrain.config.fine_tuning import SFT
 from drivetrain.config.preference import DPO, ORPO, SIMPO
 from drivetrain.config.reinforcement import PPO
 from drivetrain.errors import problem
@@ -33,7 +34,7 @@ def preferences(given: KeyReader) -> None:
     stage = given.word("stage", "sft")
     translate = TRANSLATORS.get(stage)
     if translate is None:
-        held = OF_REFERENCE if stage == PPO else ()
+        held = OF_REFERENCE if stage == PPO or (stage == SFT and given.switch("use_asft_loss")) else ()
         given.off(*(key for key in KEYS if key not in held), why=NOT_ITS)
         return
     translate(given)
@@ -93,13 +94,13 @@ def reference(given: KeyReader, field: str = FIELD) -> None:
     """Translates the reference: the model as it starts, or with lora the base without adapters. field: of the block."""
     model, other = given.take("model_name_or_path"), given.take("ref_model")
     if other is not None and other != model:
-        given.lose("ref_model", f"the reference is the model as it starts, {model}")
+        given.set("ref_model", f"{field}.reference_model", str(other), "its tokens must be the model's")
     else:
         given.note("ref_model", "unneeded", "it is the model as it starts")
     for key in ("ref_model_adapters", "ref_model_quantization_bit"):
         if given.has(key):
             given.lose(key, "the reference is the model as it starts, or the base without adapters")
-    if given.word("finetuning_type", "lora") == "lora" and given.has("adapter_name_or_path"):
+    if given.word("finetuning_type", "lora") == "lora" and given.has("adapter_name_or_path") and other in (None, model):
         given.found.translation.settings[f"{field}.reference"] = "adapters_off"  # not the model with the old adapter
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from drivetrain.config import accelerate, deepspeed, deepspeed_zero
 from drivetrain.config.files import MOST_JSON_BYTES, read_json, read_text, read_yaml
+from drivetrain.config.preference import DPO, KTO, LOSSES
+from drivetrain.config.reinforcement import GRPO
+from drivetrain.config.reinforcement import LOSSES as OF_ANSWERS
 from drivetrain.errors import UserError, problem
 from drivetrain.importing import (
     engines,
@@ -19,6 +23,7 @@ from drivetrain.importing import (
     training_arguments,
     training_keys,
     trl_grpo,
+    trl_preferences,
     xtuner,
     xtuner_keys,
 )
@@ -39,6 +44,10 @@ _LLAMA = frozenset((*llama_factory.KEYS, *llama_factory.TOGETHER))
 _LLAMA_V1 = frozenset((*llama_v1.KEYS, *llama_v1.TOGETHER, *llama_v1_model.KEYS))
 _ACCELERATE = frozenset((*accelerate.KEYS, *accelerate.TOGETHER))
 _GRPO = frozenset((*trl_grpo.KEYS, *trl_grpo.TOGETHER))
+_TRL = {
+    "trl_grpo": _GRPO,
+    **{kind: frozenset((*trl_preferences.KEYS, *of.together)) for kind, of in trl_preferences.TRAINERS.items()},
+}
 _DEEPSPEED = frozenset((*deepspeed.KEYS, *deepspeed.BATCH))
 KINDS: dict[str, Kind] = {
     "xtuner": Kind("an XTuner configuration", frozenset(xtuner_keys.RUNNER), xtuner.translate),
@@ -58,6 +67,15 @@ KINDS: dict[str, Kind] = {
         "a LLaMA-Factory v1 run", _LLAMA_V1, llama_v1.translate, frozenset((*llama_v1.OWN, *_LLAMA_V1 & _LLAMA))
     ),
     "trl_grpo": Kind("TRL's GRPO", _GRPO | _TRAINING, trl_grpo.translate, _GRPO - _TRAINING - _LLAMA - _LLAMA_V1),
+    **{
+        kind: Kind(
+            trainer.title,
+            _TRL[kind] | _TRAINING,
+            partial(trl_preferences.translate, kind),
+            _TRL[kind] - _TRAINING - _LLAMA - _LLAMA_V1,
+        )
+        for kind, trainer in trl_preferences.TRAINERS.items()
+    },
     "training_arguments": Kind("Transformers' TrainingArguments", _TRAINING, training_arguments.translate),
     "deepspeed": Kind(
         "a DeepSpeed configuration",
@@ -66,9 +84,11 @@ KINDS: dict[str, Kind] = {
         frozenset(("zero_optimization", *deepspeed.BATCH[:2])),
     ),
 }
+DPO_LOSSES, KTO_LOSSES = (frozenset(n for n, row in LOSSES.items() if stage in row.stages) for stage in (DPO, KTO))
+GRPO_LOSSES = frozenset(name for name, row in OF_ANSWERS.items() if GRPO in row.stages)
 CURE = (
-    "give a YAML of `accelerate config`, a DeepSpeed JSON, a LLaMA-Factory YAML, a TrainingArguments JSON, TRL's GRPO "
-    "or an XTuner configuration"
+    "give a YAML of `accelerate config`, a DeepSpeed JSON, a LLaMA-Factory YAML, a TrainingArguments JSON, that of "
+    "one of TRL's trainers or an XTuner configuration"
 )
 READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     ".yaml": read_yaml,
@@ -107,8 +127,11 @@ def kind_of(raw: Mapping[str, Any], label: str, is_python: bool = False) -> str:
     marked = [name for name, kind in KINDS.items() if kind.marks & raw.keys()]
     if not raw.keys() & {*llama_v1.OWN}:  # marks of both versions are of the old one
         marked = [name for name in marked if name != "llama_factory_v1"]
+    if "dataset" not in raw and any(name in _TRL for name in marked):  # which a LLaMA-Factory run that trains has
+        marked = [name for name in marked if name in _TRL]
     if marked:
-        return max(marked, key=lambda name: len(KINDS[name].marks & raw.keys()))
+        most = max(marked, key=lambda name: len(KINDS[name].marks & raw.keys()))
+        return trainer_of(raw, label) if most in _TRL else most
     tops = {"deepspeed": _DEEPSPEED, "training_arguments": _TRAINING, "accelerate": _ACCELERATE}
     best = max(tops, key=lambda name: len(tops[name] & raw.keys()))
     if not tops[best] & raw.keys():
@@ -116,6 +139,24 @@ def kind_of(raw: Mapping[str, Any], label: str, is_python: bool = False) -> str:
     if best == "training_arguments" and "dataset" in raw:
         return "llama_factory"
     return best
+
+
+def trainer_of(raw: Mapping[str, Any], label: str) -> str:
+    """Returns which of TRL's trainers a configuration is of: by keys that no other has, else by the loss that it names.
+    Raises UserError where neither says it, since TRL's command says it there."""
+    shared = {kind: frozenset().union(*(keys for other, keys in _TRL.items() if other != kind)) for kind in _TRL}
+    own = {kind: len((keys - shared[kind] - _TRAINING) & raw.keys()) for kind, keys in _TRL.items()}
+    best = max(own, key=lambda kind: own[kind])
+    if own[best]:
+        return best
+    given = raw.get("loss_type")
+    names = {str(name) for name in (given if isinstance(given, list) else [given])}
+    tables = {"trl_kto": KTO_LOSSES, "trl_dpo": DPO_LOSSES, "trl_grpo": GRPO_LOSSES}
+    found = [kind for kind, table in tables.items() if names <= table]
+    if len(found) != 1:
+        why = "it may be of any of TRL's trainers, which its command names, not the file"
+        raise problem(label, why, "add loss_type (sigmoid: DPO, kto, dapo: GRPO), or center_rewards_coefficient: 0")
+    return found[0]
 
 
 def _some(names: Iterable[str]) -> str:

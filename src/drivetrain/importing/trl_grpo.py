@@ -8,15 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 from drivetrain.config.reinforcement import LOSSES
-from drivetrain.config.translation import Handler, Translation, fated, if_on, lost
+from drivetrain.config.translation import Handler, fated, if_on, lost
 from drivetrain.errors import problem
 from drivetrain.importing import training_arguments
-from drivetrain.importing.key_reader import KeyReader, in_turn, number, switch
+from drivetrain.importing.key_reader import KeyReader, in_turn, number
 from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
-from drivetrain.importing.training_keys import ORDER
 from drivetrain.importing.translated_file import Source, TranslatedFile
+from drivetrain.importing.trl_common import KEYS as COMMON
+from drivetrain.importing.trl_common import TOGETHER as OF_COMMON
+from drivetrain.importing.trl_common import data, model, recompute, reference, usual
 
-FIELD, DATA = "workload.reinforcement", "workload.data"
+FIELD = "workload.reinforcement"
 NUMBERS = {  # name there → (name here, default there)
     "beta": ("beta", 0.0),
     "temperature": ("temperature", 1.0),
@@ -38,15 +40,12 @@ SHIPPED: dict[str, Any] = {
 }
 SAPO = ("sapo_temperature_pos", "sapo_temperature_neg")
 VESPO = ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
-SYNC = ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps")
-LORA = ("lora_r", "lora_alpha", "lora_dropout")
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
 TOGETHER = (
-    *(*NUMBERS, *COUNTS, *SAPO, *VESPO, *SYNC, *LORA, *BATCH),
+    *(*NUMBERS, *COUNTS, *SAPO, *VESPO, *BATCH, *OF_COMMON),
     *("loss_type", "epsilon_high", "importance_sampling_level", "scale_rewards", "mask_truncated_completions"),
-    *("reward_funcs", "reward_weights", "reward_model_name_or_path", "model_name_or_path"),
-    *("dataset_name", "use_peft", "lora_target_modules", "use_bias_correction_kl", "multi_objective_aggregation"),
-    *("top_p", "repetition_penalty", "top_entropy_quantile", "dataset_train_split", "dataset_test_split"),
+    *("reward_funcs", "reward_weights", "reward_model_name_or_path"),
+    *("use_bias_correction_kl", "multi_objective_aggregation", "top_p", "repetition_penalty", "top_entropy_quantile"),
 )
 VLLM = """mode model_impl enable_sleep_mode structured_outputs_regex server_base_url server_host server_port
     server_timeout group_port gpu_memory_utilization max_model_length tensor_parallel_size
@@ -56,15 +55,9 @@ _VLLM = fated("unneeded", "answers are the model's own, made under the run's eng
 _SHOWN = fated("unneeded", "samples.jsonl has every answer")
 
 
-def _shuffled(key: str, value: Any, into: Translation) -> None:
-    if value is None or switch(key, value):
-        into.note(key, "unneeded", "the order is random, a function of seed and step")
-    else:
-        into.note(key, "refused", ORDER)
-
-
 _BONUS = if_on(lost("there is no bonus for entropy"))
 KEYS: dict[str, Handler] = {
+    **COMMON,
     **dict.fromkeys((f"vllm_{name}" for name in VLLM.split()), _VLLM),
     **dict.fromkeys(("use_vllm", "use_transformers_paged", "use_transformers_continuous_batching"), _VLLM),
     **dict.fromkeys(("transformers_continuous_batching_config", "cache_implementation"), _VLLM),
@@ -81,37 +74,19 @@ KEYS: dict[str, Handler] = {
     "min_p": if_on(lost("answers are drawn from all tokens, as the loss has it")),
     "top_k": if_on(lost("answers are drawn from all tokens, as the loss has it")),
     "chat_template_kwargs": if_on(lost("the template gets messages and tools alone")),
-    "router_aux_loss_coef": if_on(lost("there is no loss of routers")),
     "cast_lm_head_to_fp32": fated("unneeded", "losses are computed in fp32"),
     "disable_dropout": if_on(lost("the model's own dropout is taken: set it to 0 in the model's config")),
     "num_generations_eval": fated("unneeded", "an evaluation answers each prompt once"),
-    **dict.fromkeys(("pad_to_multiple_of", "model_init_kwargs"), fated("unneeded", "the run decides how it computes")),
-    "shuffle_dataset": _shuffled,
-    "trust_remote_code": if_on(fated("refused", "give workload.model.trust_remote_code once you have read the code")),
-    **dict.fromkeys(("attn_implementation", "dtype", "torch_dtype"), fated("unneeded", "the run decides it")),
-    **dict.fromkeys(("model_revision", "dataset_config"), if_on(lost("give it in the run file: revision, subset"))),
-    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), if_on(lost("give quantised_base"))),
 }
 
 
 def translate(source: Source, driver: str | None) -> TranslatedFile:
     found = TranslatedFile(source)
-    given = KeyReader(source.raw, found, source.prefix, usual=_usual(source))
+    given = KeyReader(source.raw, found, source.prefix, usual=usual(source, USUAL))
     others = [group for group in training_arguments.groups(driver) if group is not training_arguments.batch]
-    in_turn(given, [_batch, *others, _recompute, _policy, _shapes, _exact, _rewards, _reference, _model, _data])
+    in_turn(given, [_batch, *others, recompute, _policy, _shapes, _exact, _rewards, _reference, model, data])
     given.rest({**TRAINING_KEYS, **KEYS})
     return found
-
-
-def _usual(source: Source) -> dict[str, Any]:
-    """Returns the defaults of GRPOConfig that differ from those of TrainingArguments."""
-    is_fp16 = switch(f"{source.prefix}fp16", source.raw.get("fp16") or False)
-    return {**USUAL, "bf16": not is_fp16}
-
-
-def _recompute(given: KeyReader) -> None:
-    key = "activation_checkpointing" if given.has("activation_checkpointing") else "gradient_checkpointing"
-    given.set(key, "recompute", given.switch(key))
 
 
 def _batch(given: KeyReader) -> None:
@@ -157,11 +132,11 @@ def _policy(given: KeyReader) -> None:
 
 def _shapes(given: KeyReader) -> None:
     settings, loss = given.found.translation.settings, given.word("loss_type", "dapo")
-    for name, keys, field, usual in (
+    for name, keys, field, defaults in (
         ("sapo", SAPO, "temperatures", (1.0, 1.05)),
         ("vespo", VESPO, "shapes", (2.0, 3.0, 3.0, 2.0)),
     ):
-        values = [given.number(key, default) for key, default in zip(keys, usual, strict=True)]
+        values = [given.number(key, default) for key, default in zip(keys, defaults, strict=True)]
         if loss == name:
             settings[f"{FIELD}.{field}"] = values
         for key in keys:
@@ -183,8 +158,8 @@ def _exact(given: KeyReader) -> None:
     else:
         given.off("use_bias_correction_kl", why="there is no divergence")
     given.set("mask_truncated_completions", f"{FIELD}.mask_truncated", given.switch("mask_truncated_completions"))
-    for key, usual in (("top_p", 1.0), ("repetition_penalty", 1.0), ("top_entropy_quantile", 1.0)):
-        if given.number(key, usual) == usual:
+    for key, default in (("top_p", 1.0), ("repetition_penalty", 1.0), ("top_entropy_quantile", 1.0)):
+        if given.number(key, default) == default:
             given.off(key)
         else:
             given.lose(key, "all tokens are drawn from, and learned from")
@@ -223,43 +198,4 @@ def _weights(given: KeyReader, rewards: int) -> list[float]:
 
 
 def _reference(given: KeyReader) -> None:
-    if not given.switch("sync_ref_model"):
-        given.off(*SYNC)
-        return
-    given.set("ref_model_sync_steps", f"{FIELD}.reference_every", given.count("ref_model_sync_steps", 512))
-    given.set("ref_model_mixup_alpha", f"{FIELD}.reference_mixing", given.number("ref_model_mixup_alpha", 0.6))
-    given.found.translation.settings[f"{FIELD}.reference"] = "copy"
-    given.note("sync_ref_model", "mapped", f"{FIELD}.reference_every")
-
-
-def _model(given: KeyReader) -> None:
-    if given.has("model_name_or_path"):
-        given.set("model_name_or_path", "workload.model.path", str(given.take("model_name_or_path")))
-    if not given.switch("use_peft"):
-        given.off("use_peft", *LORA, "lora_target_modules")
-        return
-    given.found.translation.settings["adapter.method"] = "lora"
-    given.note("use_peft", "mapped", "adapter.method: lora")
-    given.set("lora_r", "adapter.rank", given.count("lora_r", 16))
-    given.set("lora_alpha", "adapter.alpha", given.count("lora_alpha", 32))
-    given.set("lora_dropout", "adapter.dropout", given.number("lora_dropout", 0.05))
-    targets = given.take("lora_target_modules")
-    given.set("lora_target_modules", "adapter.targets", targets if targets else "all-linear")
-
-
-def _data(given: KeyReader) -> None:
-    """Translates the data. Nothing is held out there: an evaluation has a split of its own."""
-    if not given.has("dataset_name"):
-        given.off("dataset_train_split", "dataset_test_split", why=f"{DATA} names the data")
-        return
-    name, train = str(given.take("dataset_name")), str(given.take("dataset_train_split", "train"))
-    given.set("dataset_name", f"{DATA}.train", name if train == "train" else {"path": name, "split": train})
-    given.note("dataset_train_split", "mapped", f"{DATA}.train: split: {train}")
-    strategy = "eval_strategy" if given.has("eval_strategy") else "evaluation_strategy"
-    if given.word(strategy, "no") in ("no", "false"):  # YAML reads no as false
-        given.off("dataset_test_split", why="nothing is evaluated")
-        given.found.translation.settings[f"{DATA}.evaluation_fraction"] = 0.0
-        return
-    test = {"path": name, "split": str(given.take("dataset_test_split", "test"))}
-    given.found.translation.settings[f"{DATA}.evaluation"] = test
-    given.note("dataset_test_split", "mapped", f"{DATA}.evaluation: split: {test['split']}")
+    reference(given, FIELD)

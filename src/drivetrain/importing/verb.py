@@ -15,7 +15,7 @@ from drivetrain.config.files import read_json, read_yaml
 from drivetrain.config.run import RunConfig
 from drivetrain.config.translation import Note
 from drivetrain.errors import Problem, UserError, problem
-from drivetrain.importing import llama_commands, llama_v1
+from drivetrain.importing import llama_commands, llama_v1, trl_preferences
 from drivetrain.importing.chat_template import missing_template
 from drivetrain.importing.combine import combined, judged
 from drivetrain.importing.merge import join
@@ -123,7 +123,7 @@ DEEPSPEED_WITHIN = {
     "llama_factory": ("", "deepspeed"),
     "llama_factory_v1": ("dist_config", "config_file"),
     "training_arguments": ("", "deepspeed"),
-    "trl_grpo": ("", "deepspeed"),
+    **dict.fromkeys(("trl_grpo", *trl_preferences.TRAINERS), ("", "deepspeed")),
 }
 
 
@@ -207,6 +207,6 @@ def _driver(source: Source) -> str | None:
         return name if name in ("fsdp", "deepspeed") else None
     if source.kind == "llama_factory_v1":
         return llama_v1.engine_of(raw)
-    if source.kind in ("llama_factory", "training_arguments", "trl_grpo"):
+    if source.kind in ("llama_factory", "training_arguments", "trl_grpo", *trl_preferences.TRAINERS):
         return "deepspeed" if raw.get("deepspeed") else "fsdp" if is_sharded(raw) else None
     return None

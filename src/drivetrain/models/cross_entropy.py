@@ -29,7 +29,7 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
 
     logits: (N, V); targets: (N,) int64, -100 is ignored. Small ones go to torch's, which has fewer calls.
     """
-    rows = _rows(logits)
+    rows = rows_at_once(logits)
     if is_traceable_wrapper_subclass(logits) or not logits.requires_grad or rows >= len(logits):
         return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
     losses: Tensor = _Losses.apply(logits, targets, rows)
@@ -39,14 +39,15 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
 @torch.compiler.disable
 def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
     """Returns the same for each row, (N,) fp32, with reduction="none"."""
-    rows = _rows(logits)
+    rows = rows_at_once(logits)
     if not (type(logits) is Tensor and logits.requires_grad and rows < len(logits)):
         return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="none")
     losses: Tensor = _Losses.apply(logits, targets, rows)
     return losses
 
 
-def _rows(logits: Tensor) -> int:
+def rows_at_once(logits: Tensor) -> int:
+    """Returns how many rows of logits (N, V) fit into the cache in fp32."""
     most = BYTES_AT_ONCE * (1 if kind_of_device(logits) == "cpu" else LARGER_ON_GPU)
     return max(1, most // (4 * logits.shape[1]))
 
@@ -54,7 +55,7 @@ def _rows(logits: Tensor) -> int:
 def cross_entropy_of_each(logits: Tensor, targets: Tensor) -> Tensor:
     """Returns F.cross_entropy(logits.float(), targets, reduction="none"), (N,) fp32, without gradients: some rows at a
     time."""
-    rows = _rows(logits)
+    rows = rows_at_once(logits)
     pairs = zip(logits.split(rows), targets.split(rows), strict=True)
     parts = [F.cross_entropy(part.float(), own, ignore_index=IGNORED, reduction="none") for part, own in pairs]
     return torch.cat(parts)

@@ -53,7 +53,13 @@ def built_fake(workload: Workload, mode: FakeTensorMode, blocks: int | None = No
 
     blocks: of those that repeat, how many are kept; None: all.
     """
-    build = workload.build_model
+    build, build_beside = workload.build_model, workload.build_auxiliary
+
+    def beside(name: str) -> nn.Module:
+        with unset_fake_temporarily(), torch.device("meta"):
+            model = build_beside(name)
+        is_empty = all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+        return filled(model, mode) if is_empty else build_beside(name)  # a user's own may have numbers
 
     def built() -> nn.Module:
         with unset_fake_temporarily(), torch.device("meta"):
@@ -65,11 +71,12 @@ def built_fake(workload: Workload, mode: FakeTensorMode, blocks: int | None = No
         return filled(model, mode)
 
     workload.build_model = built  # type: ignore[method-assign]
+    workload.build_auxiliary = beside  # type: ignore[method-assign]
     try:
         with _assigned():
             yield
     finally:
-        del workload.build_model
+        del workload.build_model, workload.build_auxiliary
 
 
 def alike_blocks(workload: Workload) -> int:

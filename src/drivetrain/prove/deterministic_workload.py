@@ -22,7 +22,7 @@ from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.models.normalisation import is_batch_norm, keep_statistics
 from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs, Samples, Workload
-from drivetrain.workloads.loss_contract import Auxiliary, LossContext, Partial
+from drivetrain.workloads.loss_contract import Auxiliary, LossContext, Partial, Precomputed
 from drivetrain.workloads.metrics import Metric
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout)
@@ -86,6 +86,9 @@ class Stilled(Workload):
     @property
     def auxiliary(self) -> Mapping[str, Auxiliary]:
         return self._inner.auxiliary
+
+    def precomputed(self, training: bool) -> Sequence[Precomputed]:
+        return self._inner.precomputed(training)
 
     def outputs_in(self, model: nn.Module, batch: Batch, context: LossContext) -> Outputs:
         return self._inner.outputs_in(model, batch, context)

@@ -21,6 +21,7 @@ from drivetrain.optim.optimizers import OptimizerFactory, optimizer_factory
 from drivetrain.runtime.hardware import torch_device
 from drivetrain.training.auto_settings import Compiling, compiling, keeps_freed_memory, rows_of
 from drivetrain.training.model_memory import counted, refuse_too_large
+from drivetrain.training.precompute import precompute
 from drivetrain.training.workload_rules import check_workload, metric_direction_of_file
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.build import build_workload
@@ -121,6 +122,9 @@ def _engine(
     engine.setup(workload, build_optimizer)
     if machine.device == "cpu" and not traced and keeps_freed_memory(run, machine):
         keep_freed_blocks()  # not before: what loading frees is of other sizes than what training takes
+    if not traced:
+        sizes = run.evaluation_batch, run.precision_spec.name
+        precompute(workload, engine, ranks, *sizes, training=build_optimizer is not None)
     if engine.random_stream:
         seed_rank(run.seed, engine.random_stream)
     return engine

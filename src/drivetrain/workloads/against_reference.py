@@ -3,27 +3,38 @@ under the reference that it is held to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drivetrain.config.language import LanguageModel
+from drivetrain.data.array_store import default_root
+from drivetrain.data.language.samples import JoinedSamples, samples_digest, with_reference
 from drivetrain.models.adapters_off import adapters_off
+from drivetrain.models.digest import digest, digest_of
 from drivetrain.models.language_head import places_of_targets
 from drivetrain.workloads.base import Batch
 from drivetrain.workloads.language_model import LanguageModelWorkload
-from drivetrain.workloads.loss_contract import Auxiliary, LossContext
+from drivetrain.workloads.loss_contract import Auxiliary, LossContext, Precomputed
+from drivetrain.workloads.other_model import OtherModel
 
 REFERENCE = "reference"
+CARRIED = "reference_logps"  # a batch's tensor of them, (B, 2)
 
 
 class AgainstReference(LanguageModelWorkload):
     def __init__(self, config: LanguageModel, seed: int) -> None:
         super().__init__(config, seed)
-        self._held_to = config.held_to
+        self._held_to, path = config.held_to, config.held_to.reference_model.path
+        field = f"{config.held_to_field}.reference_model"
+        self._other = None if path is None else OtherModel(path, field, config, self._reader)
 
     @property
     def by_position(self) -> Mapping[str, int | None]:
@@ -34,6 +45,9 @@ class AgainstReference(LanguageModelWorkload):
     def auxiliary(self) -> Mapping[str, Auxiliary]:
         if self._held_to.reference != "copy":
             return {}
+        other = self._other
+        if other is not None:
+            return {REFERENCE: Auxiliary("frozen", lambda: other.build(self._packs, lambda: self.rows), other.path)}
         every = self._held_to.reference_every
         if every is None:
             return {REFERENCE: Auxiliary("frozen")}
@@ -45,12 +59,26 @@ class AgainstReference(LanguageModelWorkload):
         with torch.no_grad():
             match self._held_to.reference:
                 case "copy":
-                    yield context.auxiliary[REFERENCE]
+                    with self._read_as(self._other):
+                        yield context.auxiliary[REFERENCE]
                 case "adapters_off":
                     with adapters_off(model):
                         yield model
                 case _:
                     yield None
+
+    @contextmanager
+    def _read_as(self, other: OtherModel | None) -> Iterator[None]:
+        """Within the block batches are for another model, whose head and arguments are its own."""
+        if other is None:
+            yield
+            return
+        own = self._head, self._inputs
+        self._head, self._inputs = other.head, other.inputs
+        try:
+            yield
+        finally:
+            self._head, self._inputs = own
 
     def _answers(self, model: Callable[..., Any], batch: Batch, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the log-probability of each target, (N,); the answer that it belongs to, (N,); and how many targets
@@ -66,6 +94,48 @@ class FromPreferences(AgainstReference):
         super().__init__(config, seed)
         self._settings, self._beta = config.preference, config.preference.beta_of(config.stage)
         self._losses = config.preference.losses(config.stage)
+        self._weights: str | None = None  # digest of the model that was built last; None without its numbers
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        self._weights = digest_of(model) if self._caches else None
+        return model
+
+    # --- a reference that is computed once --------------------------------------------------------------------------
+
+    @property
+    def _caches(self) -> bool:
+        return self._held_to.reference == "cached"
+
+    def precomputed(self, training: bool) -> Sequence[Precomputed]:
+        """Returns the log-probabilities of both answers of each sample under the model as it starts."""
+        if not self._caches:
+            return ()
+        data = [each for each in (self.train if training else None, self.evaluation) if each is not None]
+        folder = (self._config.data.cache or default_root()) / "references"
+        return [self._precomputed(each, folder) for each in data if isinstance(each, JoinedSamples)]
+
+    def _precomputed(self, samples: JoinedSamples, folder: Path) -> Precomputed:
+        def take(values: np.ndarray) -> None:
+            places = zip(samples.parts, pairwise(samples.starts), strict=True)
+            samples.parts = [with_reference(part, values[start:stop]) for part, (start, stop) in places]
+
+        header = [self._config.stage, self._settings.ld_alpha, samples_digest(samples)]
+        key = None if self._weights is None else digest([self._weights, *map(str, header)])
+        return Precomputed(folder, key, samples, 2, self._reference_rows, take)
+
+    @abstractmethod
+    def _reference_rows(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Returns the model's log-probabilities of both answers of each sample, (B, 2)."""
+
+    def _carried(self, samples: Sequence[Any]) -> Batch:
+        """Returns the part of a batch that holds the reference's log-probabilities, (B, 2), where they are cached; 0
+        before they are computed."""
+        if not self._caches:
+            return {}
+        nothing = np.zeros(2, dtype=np.float32)
+        rows = [nothing if each.reference is None else each.reference for each in samples]
+        return {CARRIED: torch.from_numpy(np.stack(rows).astype(np.float32))}
 
 
 def numbers_of(owner: Tensor, count: int) -> Tensor:

@@ -23,7 +23,7 @@ from drivetrain.errors import problem
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.models.normalisation import has_batch_norm
-from drivetrain.workloads.loss_contract import LOSS, ONE_TERM, Auxiliary, LossContext, Partial
+from drivetrain.workloads.loss_contract import LOSS, ONE_TERM, Auxiliary, LossContext, Partial, Precomputed
 from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.shown import in_words
 
@@ -149,6 +149,17 @@ class Workload(ABC):
     def auxiliary(self) -> Mapping[str, Auxiliary]:
         """The models beside the trained one, by name."""
         return {}
+
+    def build_auxiliary(self, name: str) -> nn.Module:
+        """Returns a new model of those that `auxiliary` has and that are no copies, on the CPU."""
+        build = self.auxiliary[name].build
+        assert build is not None
+        return build()
+
+    def precomputed(self, training: bool) -> Sequence[Precomputed]:
+        """Returns what is computed of samples with the model as it starts, before a training or an evaluation alone."""
+        del training
+        return ()
 
     def outputs_in(self, model: nn.Module, batch: Batch, context: LossContext) -> Outputs:
         """Runs one evaluation forward that may use auxiliary models; there are no statistics."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from drivetrain.config.language import LanguageModel
 from drivetrain.errors import Problem, UserError, problem
@@ -45,14 +45,32 @@ class Built:
     notes: list[str]
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """Holds what a model's forward gets: tensors of the batch by their names, and other arguments."""
+
+    tensors: Set[str]
+    extra: dict[str, Any]
+
+    def of(self, batch: dict[str, Tensor]) -> dict[str, Any]:
+        return {**{name: batch[name] for name in self.tensors}, **self.extra}
+
+
+def inputs_of(built: Built) -> Inputs:
+    given = {"input_ids", "position_ids"} if built.takes_positions else {"input_ids"}
+    return Inputs(given & built.accepted, {"use_cache": False} if "use_cache" in built.accepted else {})
+
+
 def build_language_model(
     config: LanguageModel,
     reader: LanguageReader,
     packs: bool,
     adapters: AdapterSet | None = None,
     fake_quantiser: FakeQuantiser | None = None,
+    field: str = FIELD,
 ) -> Built:
-    """Builds in fp32, on the CPU. Raises UserError with everything that does not fit the tokenizer or the length."""
+    """Builds in fp32, on the CPU. Raises UserError with everything that does not fit the tokenizer or the length.
+    field: of the model's block in the run file, which problems name."""
     options = config.model
     notes: list[str] = []
     given, overrides = config_and_overrides(options, reader.tokenizer)
@@ -61,20 +79,20 @@ def build_language_model(
         options.path,
         given,
         (),
-        FIELD,
+        field,
         notes.append,
         overrides,
         options.trust_remote_code,
         adapters,
     )
     virtual = 0 if adapters is None else adapters.positions
-    fit_vocabulary(model, config, reader, notes, virtual)
+    fit_vocabulary(model, config, reader, notes, virtual, field)
     if options.train_last_blocks is not None:
         trained = freeze_all_but_last(model, options.train_last_blocks)
         notes.append(f"{trained:,} parameters are trained, those of the last {options.train_last_blocks} blocks")
     if options.neftune_alpha is not None:
         add_embedding_noise(model, options.neftune_alpha)
-    takes_positions = _check_it_looks_back(model)
+    takes_positions = _check_it_looks_back(model, field)
     if packs and not takes_positions:
         notes.append(f"{type(model).__name__} counts positions in its own way: samples are padded, not packed")
     if packs and virtual:
@@ -107,8 +125,10 @@ def _attend(model: Any, choice: str, packs: bool, notes: list[str]) -> PackedAtt
     return used if packs else None
 
 
-def fit_vocabulary(model: Any, config: LanguageModel, reader: LanguageReader, notes: list[str], virtual: int) -> None:
-    """Checks the fit. virtual: tokens that adapters put before each sample."""
+def fit_vocabulary(
+    model: Any, config: LanguageModel, reader: LanguageReader, notes: list[str], virtual: int, field: str = FIELD
+) -> None:
+    """Checks the fit. virtual: tokens that adapters put before each sample. field: of the model's block."""
     problems = []
     known, tokens = model.get_input_embeddings().num_embeddings, num_ids(reader.tokenizer)
     if known < tokens and config.model.resize_vocabulary:
@@ -121,11 +141,11 @@ def fit_vocabulary(model: Any, config: LanguageModel, reader: LanguageReader, no
         added = f", {', '.join(reader.added_tokens)} of the template among them" if reader.added_tokens else ""
         why = f"vocab_size ({known}) < the tokenizer's tokens ({tokens}{added})"
         fix = "leave vocab_size out, give the model's own tokenizer, or workload.model.resize_vocabulary=true"
-        problems.append(Problem(FIELD, why, fix))
+        problems.append(Problem(field, why, fix))
     places, length = context_length(model.config), config.data.length
     if places is not None and length + virtual > places:
         more = f" + {virtual} virtual tokens" if virtual else ""
-        why = f"length ({length}{more}) > the model's context ({places}; max_position_embeddings)"
+        why = f"length ({length}{more}) > the {field.rpartition('.')[2]}'s context ({places}; max_position_embeddings)"
         fix = "shorten it, or give workload.model.rope_scaling"
         if is_scaled_dynamically(model.config):
             why += ", beyond which dynamic scaling follows the longest sequence so far"
@@ -136,7 +156,7 @@ def fit_vocabulary(model: Any, config: LanguageModel, reader: LanguageReader, no
 
 
 @torch.no_grad()
-def _check_it_looks_back(model: Any) -> bool:
+def _check_it_looks_back(model: Any, field: str) -> bool:
     """Raises UserError if a position sees those after it: its target is one of them, and padding would count.
 
     Returns whether its own positions are 0, 1, 2, ...; RoBERTa's and its like begin elsewhere.
@@ -154,7 +174,7 @@ def _check_it_looks_back(model: Any) -> bool:
         logits, changed = model(input_ids=torch.cat([ids, other]), **extra).logits.split(1)  # weights are read once
         if _differ(logits[:, :-1], changed[:, :-1]):
             fix = "give is_decoder: true in its config, if it has that, or another model"
-            raise problem(FIELD, f"{name} sees the tokens that it is to predict", fix)
+            raise problem(field, f"{name} sees the tokens that it is to predict", fix)
         if "position_ids" not in accepted:
             return True
         placed = model(input_ids=ids, position_ids=torch.arange(5, device=ids.device)[None], **extra).logits

@@ -20,7 +20,7 @@ from drivetrain.models.model_folders import save_description
 from drivetrain.workloads.base import Batch, BestMetric, Outputs, Samples
 from drivetrain.workloads.exporting import Dialogue, PlainBatch
 from drivetrain.workloads.generating import Generates, Prompt
-from drivetrain.workloads.language_build import build_language_model
+from drivetrain.workloads.language_build import build_language_model, inputs_of
 from drivetrain.workloads.language_prompts import (
     behind,
     dialogues_of,
@@ -49,9 +49,7 @@ class LanguageModelWorkload(LanguageSamplesWorkload, Generates):
         self._places = context_length(built.model.config)
         for note in built.notes:
             self._reader.warn(note)
-        given = {"input_ids", "position_ids"} if built.takes_positions else {"input_ids"}
-        self._inputs = given & built.accepted
-        self._extra = {"use_cache": False} if "use_cache" in built.accepted else {}
+        self._inputs = inputs_of(built)
         return built.model
 
     # --- batches -----------------------------------------------------------------------------------------------------
@@ -75,7 +73,7 @@ class LanguageModelWorkload(LanguageSamplesWorkload, Generates):
         return int((on_host(batch["targets"]) != IGNORED).sum())
 
     def _given(self, batch: Batch) -> dict[str, Any]:
-        return {**{name: batch[name] for name in self._inputs}, **self._extra}
+        return self._inputs.of(batch)
 
     # --- loss and metrics --------------------------------------------------------------------------------------------
 

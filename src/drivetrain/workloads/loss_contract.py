@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor, nn
 
 LOSS = "loss"  # the name of a loss's only term
@@ -37,6 +39,23 @@ class Auxiliary:
     source: str = "the model as it starts"
     every: int = 1
     mixing: float = 1.0
+
+
+@dataclass(frozen=True)
+class Precomputed:
+    """Numbers of each sample under the model as it starts, computed once, before training or evaluation.
+
+    folder: where they are kept for later runs. key: a digest of all that decides them but the precision; None on a rank
+    that does not have the model's weights. samples: N, as `collate` takes them. width: numbers of a sample. work: gets
+    the evaluating model and a batch, returns (B, width). take: receives (N, width) fp32.
+    """
+
+    folder: Path
+    key: str | None
+    samples: Any
+    width: int
+    work: Callable[[nn.Module, dict[str, Tensor]], Tensor]
+    take: Callable[[np.ndarray], None]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from drivetrain.config.preference import LOSSES
 from drivetrain.data.language.samples import JoinedSamples, Pair, PairSamples, Sample
 from drivetrain.memory.transfers import on_host
-from drivetrain.workloads.against_reference import FromPreferences, summed
+from drivetrain.workloads.against_reference import CARRIED, FromPreferences, summed
 from drivetrain.workloads.base import Batch, Outputs, Samples
 from drivetrain.workloads.exporting import PlainBatch
 from drivetrain.workloads.generating import Prompt
@@ -40,7 +40,7 @@ class PreferenceWorkload(FromPreferences):
 
     def collate(self, samples: Sequence[Pair]) -> Batch:
         """Returns the batch of all sides, chosen and rejected in turns: padded 2B rows, packed one."""
-        return self._laid_out([side for pair in samples for side in pair.sides])
+        return {**self._laid_out([side for pair in samples for side in pair.sides]), **self._carried(samples)}
 
     def shown(self, sample: Pair) -> str:
         chosen, rejected = (super(PreferenceWorkload, self).shown(side) for side in sample.sides)
@@ -114,10 +114,15 @@ class PreferenceWorkload(FromPreferences):
 
     def _compared(self, model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
         """Returns the reference's log-probabilities, (P, 2); 0 where there is none."""
+        if CARRIED in batch:
+            return batch[CARRIED]
         with self._reference(model, context) as reference:
             if reference is None:
                 return torch.zeros(self._pairs(batch), 2, device=batch["targets"].device)
             return self._log_probabilities(reference, batch)[0]
+
+    def _reference_rows(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self._log_probabilities(model, batch)[0]
 
     def _log_probabilities(self, model: Callable[..., Any], batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Returns (P, 2) each: log-probabilities of the answers, weighted by ld_alpha; tokens; log-probabilities."""

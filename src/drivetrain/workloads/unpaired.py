@@ -16,7 +16,7 @@ from drivetrain.config.language import LanguageModel
 from drivetrain.config.preference import LOSSES
 from drivetrain.data.language.samples import JoinedSamples, Labelled, LabelledSamples, Sample
 from drivetrain.errors import problem
-from drivetrain.workloads.against_reference import FromPreferences, summed
+from drivetrain.workloads.against_reference import CARRIED, FromPreferences, summed
 from drivetrain.workloads.base import Batch, Outputs, Samples
 from drivetrain.workloads.exporting import PlainBatch
 from drivetrain.workloads.generating import Prompt
@@ -46,7 +46,8 @@ class UnpairedWorkload(FromPreferences):
         if self.has_statistics:
             beside = self._laid_out([each.mismatched for each in samples])
             batch |= {f"{MISMATCHED}{name}": tensor for name, tensor in beside.items()}
-        return {**batch, "desirable": torch.tensor([int(each.desirable) for each in samples])}
+        labels = torch.tensor([int(each.desirable) for each in samples])
+        return {**batch, "desirable": labels, **self._carried(samples)}
 
     def shown(self, sample: Labelled) -> str:
         label = "desirable" if sample.desirable else "undesirable"
@@ -75,9 +76,19 @@ class UnpairedWorkload(FromPreferences):
 
     def statistics(self, model: nn.Module, batch: Batch, context: LossContext) -> Partial:
         """Returns the sum of the mismatched answers' log-ratios, and their number."""
-        other = {name: batch[f"{MISMATCHED}{name}"] for name in NAMES}
-        ratios, _, _ = self._ratios(model, other, self.count(batch), context)
+        ratios, _, _ = self._ratios(model, self._mismatched(batch), self.count(batch), context)
         return Partial(sums={"ratios": ratios.sum(), "answers": ratios.new_tensor(float(len(ratios)))})
+
+    def _mismatched(self, batch: Batch) -> Batch:
+        """Returns the prompts with answers of other samples."""
+        other = {name: batch[f"{MISMATCHED}{name}"] for name in NAMES}
+        return {**other, CARRIED: batch[CARRIED].flip(1)} if CARRIED in batch else other
+
+    def _reference_rows(self, model: nn.Module, batch: Batch) -> Tensor:
+        count = self.count(batch)
+        parts = [batch, self._mismatched(batch)] if self.has_statistics else [batch]
+        found = [summed(*self._answers(model, each, count)[:2], count) for each in parts]
+        return torch.stack([found[0], found[-1]], 1)
 
     def loss_sums(self, model: nn.Module, batch: Batch, context: LossContext) -> Mapping[str, Tensor]:
         ratios, _, _ = self._ratios(model, batch, self.count(batch), context)
@@ -93,9 +104,12 @@ class UnpairedWorkload(FromPreferences):
         self, model: Callable[..., Any], batch: Batch, count: int, context: LossContext
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns (B,) each: log-ratios, log-probabilities, tokens."""
-        with self._reference(model, context) as reference:
-            assert reference is not None
-            compared = summed(*self._answers(reference, batch, count)[:2], count)
+        if CARRIED in batch:
+            compared = batch[CARRIED][:, 0]
+        else:
+            with self._reference(model, context) as reference:
+                assert reference is not None
+                compared = summed(*self._answers(reference, batch, count)[:2], count)
         found, owner, tokens = self._answers(model, batch, count)
         own = summed(found, owner, count)
         return own - compared, own, tokens

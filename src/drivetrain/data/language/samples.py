@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
@@ -61,16 +62,23 @@ class TokenSamples:
         part = slice(self.starts[index], self.starts[index] + self.lengths[index])
         return np.array(self.ids[part]), np.array(self.targets[part])  # no views of read-only files
 
+    @property
+    def content(self) -> Sequence[np.ndarray]:
+        """The arrays that decide the samples."""
+        return self.ids, self.targets, self.starts, self.lengths
+
     def name(self, index: int) -> str:
         return self.names[index]
 
 
 class Pair(NamedTuple):
-    """A sample of two: with the chosen answer, and with the rejected one. margin: by how much it is better."""
+    """A sample of two: with the chosen answer, and with the rejected one. margin: by how much it is better. reference:
+    (2,) fp32, their log-probabilities under a reference, where these were computed before."""
 
     chosen: Sample
     rejected: Sample
     margin: float = 0.0
+    reference: np.ndarray | None = None
 
     @property
     def sides(self) -> tuple[Sample, Sample]:
@@ -79,28 +87,37 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class PairSamples:
-    """N pairs. chosen, rejected: N samples each; margins: (N,)."""
+    """N pairs. chosen, rejected: N samples each; margins: (N,); reference: (N, 2), as a `Pair` has it."""
 
     chosen: TokenSamples
     rejected: TokenSamples
     margins: np.ndarray
+    reference: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def load(self, index: int, epoch: int) -> Pair:
-        return Pair(self.chosen.load(index, epoch), self.rejected.load(index, epoch), float(self.margins[index]))
+        known = None if self.reference is None else np.array(self.reference[index])
+        sides = self.chosen.load(index, epoch), self.rejected.load(index, epoch)
+        return Pair(*sides, float(self.margins[index]), known)
+
+    @property
+    def content(self) -> Sequence[np.ndarray]:
+        return [*self.chosen.content, *self.rejected.content]
 
     def name(self, index: int) -> str:
         return self.chosen.name(index)
 
 
 class Labelled(NamedTuple):
-    """A sample with a label. mismatched: the same prompt with another sample's answer."""
+    """A sample with a label. mismatched: the same prompt with another sample's answer. reference: (2,) fp32, the
+    log-probabilities of both under a reference, where these were computed before."""
 
     own: Sample
     mismatched: Sample
     desirable: bool
+    reference: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +130,7 @@ class LabelledSamples:
     prompts: np.ndarray
     partners: np.ndarray
     length: int
+    reference: np.ndarray | None = None  # (N, 2)
 
     def __len__(self) -> int:
         return len(self.own)
@@ -123,7 +141,12 @@ class LabelledSamples:
         kept = min(begins, max(self.length - len(other[0]) + ends, self.length // 2))  # as pairs are cut
         parts = ((one[begins - kept : begins], two[ends:]) for one, two in zip(own, other, strict=True))
         ids, targets = (np.concatenate(each)[: self.length] for each in parts)
-        return Labelled(own, (ids, targets), bool(self.desirable[index]))
+        known = None if self.reference is None else np.array(self.reference[index])
+        return Labelled(own, (ids, targets), bool(self.desirable[index]), known)
+
+    @property
+    def content(self) -> Sequence[np.ndarray]:
+        return [*self.own.content, self.prompts, self.partners, np.array([self.length])]
 
     def name(self, index: int) -> str:
         return self.own.name(index)
@@ -179,3 +202,20 @@ class JoinedSamples:
     def _at(self, index: int) -> tuple[Tokenised, int]:
         number = bisect.bisect_right(self.starts, index) - 1
         return self.parts[number], index - self.starts[number]
+
+
+def with_reference(samples: Tokenised, reference: np.ndarray) -> Tokenised:
+    """Returns pairs or labelled samples that carry log-probabilities under a reference, (N, 2)."""
+    assert isinstance(samples, PairSamples | LabelledSamples)
+    return replace(samples, reference=reference)
+
+
+def samples_digest(samples: JoinedSamples) -> str:
+    """Returns a digest of the tokens and targets of pairs or labelled samples."""
+    found = hashlib.blake2b(digest_size=20)
+    for part in samples.parts:
+        assert isinstance(part, PairSamples | LabelledSamples)
+        for array in part.content:
+            found.update(f"{array.dtype} {array.shape}".encode())
+            found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()

@@ -1,0 +1,70 @@
+"""Learning from a teacher's distributions over tokens, as data: the losses, and which settings go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from drivetrain.config.base import Frozen, doc
+from drivetrain.config.reference import OtherPath, as_block
+from drivetrain.errors import Problem
+
+FIELD = "workload.distillation"
+TEACHER = f"{FIELD}.teacher"
+DISTILL = "distill"
+SFT = "sft"  # the loss of the data's own tokens
+JS = "js"
+
+LossName = Literal["forward_kl", "reverse_kl", "js", "sft"]
+USUAL: Mapping[str, float] = {JS: 1.0}
+
+
+def _weighted(given: Any) -> Any:
+    return {given: 1.0} if isinstance(given, str) else given
+
+
+Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Mixture = Annotated[dict[LossName, Weight], BeforeValidator(_weighted), Field(min_length=1)]
+
+
+class Distillation(Frozen):
+    teacher: Annotated[OtherPath, BeforeValidator(as_block)] = doc("The teacher: a path, or a block", OtherPath())
+    loss: Mixture | None = doc(
+        "The divergence from the teacher: forward_kl, reverse_kl, js (usual); or a mixture {js: 1, sft: 0.5} with the "
+        "loss of the data's own tokens",
+        None,
+    )
+    beta: float = doc("js: the teacher's share in what both are compared with", 0.5, gt=0, lt=1)
+    temperature: float = doc("Temperature of both distributions", 1.0, gt=0)
+
+    @property
+    def losses(self) -> Mapping[str, float]:
+        """Returns name → weight."""
+        return USUAL if self.loss is None else {str(name): weight for name, weight in self.loss.items()}
+
+    @property
+    def divergences(self) -> list[str]:
+        return [name for name in self.losses if name != SFT]
+
+    @property
+    def given(self) -> list[str]:
+        """Returns the settings that differ from their defaults."""
+        fields = type(self).model_fields
+        return [name for name in fields if getattr(self, name) != fields[name].default]
+
+
+def distillation_problems(block: Distillation, stage: str) -> Iterator[Problem]:
+    """Yields settings that do not go together, or that nothing reads."""
+    if stage != DISTILL:
+        for name in block.given:
+            why = f"only stage {DISTILL} reads it, and workload.stage is {stage}"
+            yield Problem(f"{FIELD}.{name}", why, f"leave it out, or give stage: {DISTILL}")
+        return
+    if block.teacher.path is None:
+        yield Problem(f"{TEACHER}.path", "there is no teacher to learn from", "give the folder or hub id of a model")
+    if not block.divergences:
+        yield Problem(f"{FIELD}.loss", "sft reads no teacher", "add forward_kl, reverse_kl or js, or give stage: sft")
+    if "beta" in block.given and JS not in block.losses:
+        yield Problem(f"{FIELD}.beta", f"{' and '.join(block.divergences)} has none", "leave it out, or give loss: js")
