@@ -18,7 +18,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.errors import RankError, RunError
 from drivetrain.launch.diagnostics.hang_report import last_sizes
 from drivetrain.launch.diagnostics.stack_request import forget, pulses
-from drivetrain.launch.diagnostics.watchdog import HANG, Watch, left_quietly, seen
+from drivetrain.launch.diagnostics.watchdog import Watch, left_quietly, seen
 from drivetrain.launch.job import Job, Result, lost
 from drivetrain.launch.outcome import RankOutcome, cause_of, clear, outcomes, raised
 from drivetrain.launch.rendezvous import Meeting
@@ -69,9 +69,10 @@ def one_attempt(task: Job, folder: Path, meeting: Meeting, processes: int) -> Re
                 if stopped.sigval == signal.SIGINT:
                     raise KeyboardInterrupt from None
                 raise RankError(f"ended by {signal.Signals(stopped.sigval).name}{lost(task)}") from None
-    elsewhere = [] if failure is None else [*meeting.heard(HANG).values()]
-    if watch.hang is not None or elsewhere:
-        raise Hung(watch.hang or elsewhere[0])
+    # a rank here fails at once when those of another machine are ended
+    hang = watch.hang or ("" if failure is None else meeting.hang())
+    if hang:
+        raise Hung(hang)
     _pass_on(failure, meeting)
     return _result(folder, failure)
 
