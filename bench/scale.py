@@ -11,6 +11,7 @@ exit code 1.
 
 from __future__ import annotations
 
+import gc
 import sys
 import tempfile
 import time
@@ -28,7 +29,7 @@ RANKS = (8, 64, 512, 4096, 10_000)
 FITTED = 512  # ranks from which on the growth is fitted: below, what is constant hides it
 LINEAR = 1.25  # the largest exponent that passes: n log n fits 1.1 here, n^1.5 1.5; measured times scatter by 0.1
 LEAST_SECONDS, LEAST_BYTES = 0.002, 1000  # below, at the most ranks, nothing is fitted: the clock and a header
-REPEATS, ENOUGH_SECONDS = 5, 2.0
+LEAST_REPEATS, REPEATS, ENOUGH_SECONDS = 3, 9, 3.0
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,15 @@ def main() -> None:
 def measured(make: Callable[[int, Path], Callable[[], int]], ranks: int) -> Measured:
     """Returns the least of some repeats, each with a fresh preparation, which is not timed."""
     took, size, spent = list[float](), 0, time.monotonic()
-    while len(took) < REPEATS and (not took or time.monotonic() - spent < ENOUGH_SECONDS):
+    while len(took) < LEAST_REPEATS or (len(took) < REPEATS and time.monotonic() - spent < ENOUGH_SECONDS):
         with tempfile.TemporaryDirectory(prefix="scale-") as folder:
             work = make(ranks, Path(folder))
+            gc.collect()
+            gc.freeze()  # what was prepared is other ranks' memory
             start = time.process_time()
             size = work()
             took.append(time.process_time() - start)
+            gc.unfreeze()
     return Measured(ranks, min(took), size)
 
 

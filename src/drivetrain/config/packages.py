@@ -33,6 +33,7 @@ OPTIONAL = {
     "trackio": Package("trackio", "the trackio tracker"),
     "swanlab": Package("swanlab", "the swanlab tracker"),
     "kubeflow_trainer_api": Package("kubernetes", "drivetrain launch --validate"),
+    "ray": Package("ray", "drivetrain train --ray"),
     "datasets": Package("hub", "data sets named by hub id"),
     "fastapi": Package("serve", "drivetrain serve, drivetrain board"),
     "uvicorn": Package("serve", "drivetrain serve, drivetrain board"),
