@@ -107,23 +107,27 @@ def page(found: dict[str, list[Measured]], wrong: Sequence[str]) -> str:
         if any(power is not None and power > 0.5 for power in exponents(row))
     ]
     others = [f"- **{name}**: {PARTS[name].what}" for name in found if not any(name in line for line in linear)]
-    return "\n\n".join(
-        [
-            "# Rank 0 at 10,000 ranks",
-            "`python -m bench.scale`, with fake ranks: their messages are made beforehand, and the project's functions "
-            "do rank 0's part. No device and no network is in these figures, but the store's, over loopback.",
-            machine_line(),
-            "\n".join(wrong) or f"Nothing grows faster than linearly (fitted from {FITTED} ranks on; {LINEAR} passes).",
-            "## Processor seconds",
-            markdown_table(head, seconds),
-            "## Bytes that rank 0 receives or writes",
-            markdown_table(head, sizes),
-            "## What grows linearly at rank 0",
-            "\n".join(linear),
-            "## What hardly grows",
-            "\n".join(others),
-        ]
-    ) + "\n"
+    return (
+        "\n\n".join(
+            [
+                "# Rank 0 at 10,000 ranks",
+                "`python -m bench.scale`, with fake ranks: their messages are made beforehand, and the project's functions "
+                "do rank 0's part. No device and no network is in these figures, but the store's, over loopback.",
+                machine_line(),
+                "\n".join(wrong)
+                or f"Nothing grows faster than linearly (fitted from {FITTED} ranks on; {LINEAR} passes).",
+                "## Processor seconds",
+                markdown_table(head, seconds),
+                "## Bytes that rank 0 receives or writes",
+                markdown_table(head, sizes),
+                "## What grows linearly at rank 0",
+                "\n".join(linear),
+                "## What hardly grows",
+                "\n".join(others),
+            ]
+        )
+        + "\n"
+    )
 
 
 def _seconds(value: float) -> str:

@@ -151,9 +151,7 @@ def first_shares(ranks: int, folder: Path) -> Work:
     del folder
     order, mine = GlobalOrder(SAMPLES, EACH * ranks, seed=0), Slice(0, ranks, 4)
     _, indices = order.batch(0)
-    shares = [
-        [int(each) for piece in Slice(rank, ranks, 4).pieces(indices) for each in piece] for rank in range(ranks)
-    ]
+    shares = [[int(each) for piece in Slice(rank, ranks, 4).pieces(indices) for each in piece] for rank in range(ranks)]
     fake = FakeRanks(shares)
 
     def work() -> int:

@@ -72,7 +72,9 @@ def _train(
     overwrite: bool,
     quiet: bool,
 ) -> None:
-    if ready.is_first and (ready.run.nodes == 1 or place is not None) and not (resume or overwrite):  # refused before any rank is started
+    if (
+        ready.is_first and (ready.run.nodes == 1 or place is not None) and not (resume or overwrite)
+    ):  # refused before any rank is started
         from drivetrain.runtime.run_folder import RunFolder
 
         RunFolder(ready.run.folder).refuse_if_busy()

@@ -6,7 +6,6 @@ as under torch elastic finds out which failure came first.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -24,9 +23,9 @@ from drivetrain.launch.diagnostics.stillness import Stillness
 from drivetrain.launch.diagnostics.stranded_ranks import STILL_SECONDS
 from drivetrain.launch.elastic import Died, Hung, result_of
 from drivetrain.launch.job import Job, Result
-from drivetrain.launch.outcome import RankOutcome, clear, outcomes, stranded
-from drivetrain.launch.rank_process import Seen
+from drivetrain.launch.outcome import RankOutcome, clear, stranded
 from drivetrain.launch.rank import TASK
+from drivetrain.launch.rank_process import Seen
 from drivetrain.runtime import storage
 from drivetrain.runtime.attempt import Attempt
 from drivetrain.runtime.heartbeat import read

@@ -119,7 +119,9 @@ class RayCluster:
             if group.wait(PLACE_SECONDS if nodes == least else FEWER_SECONDS):
                 return group, nodes
             remove_placement_group(group)
-        there = ", ".join(f"{value:g} {name}" for name, value in sorted(ray.cluster_resources().items()) if "_" not in name)
+        there = ", ".join(
+            f"{value:g} {name}" for name, value in sorted(ray.cluster_resources().items()) if "_" not in name
+        )
         wants = ", ".join(f"{value:g} {name}" for name, value in bundle.items())
         raise RunError(
             f"the cluster has no room within {PLACE_SECONDS} s for {least} machine{'s' * (least > 1)} with {wants} each; "
@@ -153,7 +155,9 @@ class RayCluster:
         try:
             return ray.get(call, timeout=seconds)
         except GetTimeoutError:
-            what = ", ".join(f"{value:g} {name}" for name, value in sorted(ray.available_resources().items()) if "_" not in name)
+            what = ", ".join(
+                f"{value:g} {name}" for name, value in sorted(ray.available_resources().items()) if "_" not in name
+            )
             raise RunError(f"the Ray cluster has not answered within {seconds:g} s; free there: {what}") from None
 
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from drivetrain.launch.diagnostics.hang_report import Row
@@ -74,8 +73,8 @@ class RankProcess:
         Attempt(time.monotonic() - since_seconds, **attempt, folder=self._folder).write()
         Attempt(folder=self._folder).restore(kept)
         self._local = int(ranks["LOCAL_RANK"])
-        # the cluster's own choice of threads gives way to that of torch elastic's ranks: sums then have the same bits
-        environment = {**os.environ, **environment_of_ranks(task, int(ranks["LOCAL_WORLD_SIZE"])), **ranks}
+        # Ray sets OMP_NUM_THREADS to the cores that the actor holds, as a user may
+        environment = {**environment_of_ranks(task, int(ranks["LOCAL_WORLD_SIZE"])), **os.environ, **ranks}
         command = [sys.executable, "-m", "drivetrain.launch.rank", str(self._folder), str(os.getpid())]
         with (self._folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
