@@ -16,6 +16,7 @@ OF_NODES = ("cpus", "memory")
 UNREAD = {  # options that have no effect, by the way of starting
     "local": (*OF_SLURM, *OF_KUBERNETES, *OF_NODES),
     "torchrun": (*OF_SLURM, *OF_KUBERNETES, *OF_NODES),
+    "ray": (*OF_SLURM, *OF_KUBERNETES, *OF_NODES),
     "slurm": OF_KUBERNETES,
     "kubernetes": OF_SLURM,
     "jobset": OF_SLURM,
@@ -29,6 +30,7 @@ def launch(
     overrides: Overrides = None,
     local: Annotated[bool, typer.Option("--local", help="Print the command that starts it on this machine.")] = False,
     torchrun: Annotated[bool, typer.Option("--torchrun", help="Print the command for torchrun.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Print the command for a machine of a Ray cluster.")] = False,
     slurm: Annotated[bool, typer.Option("--slurm", help="Print a batch script for Slurm.")] = False,
     kubernetes: Annotated[
         bool, typer.Option("--kubernetes", help="Print manifests: Kubeflow Trainer's TrainJob and its runtime.")
@@ -58,8 +60,10 @@ def launch(
     trust: TrustOption = False,
 ) -> None:
     """Print what starts a run, here or elsewhere. `processes` counts ONE machine's GPUs: 8 on 2 nodes are 16."""
-    if sum((local, torchrun, slurm, kubernetes, jobset, validate)) != 1:
-        raise typer.BadParameter("choose one of --local, --torchrun, --slurm, --kubernetes, --jobset, --validate")
+    if sum((local, torchrun, ray, slurm, kubernetes, jobset, validate)) != 1:
+        raise typer.BadParameter(
+            "choose one of --local, --torchrun, --ray, --slurm, --kubernetes, --jobset, --validate"
+        )
     _refuse_unread(context)
     if validate:
         if check:
@@ -76,6 +80,8 @@ def launch(
         text = commands.local_command(run_file, job.overrides, job.run)
     elif torchrun:
         text = commands.torchrun_command(run_file, job.overrides, job.run)
+    elif ray:
+        text = commands.ray_command(run_file, job.overrides, job.run)
     elif slurm:
         from drivetrain.launch.slurm import Allocation, sbatch_script
 

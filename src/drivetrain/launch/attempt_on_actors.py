@@ -1,7 +1,7 @@
 """One attempt of a run whose ranks are held by actors on other machines: started together, looked at once a second.
 
-What the ranks leave (outcomes, records, output) is brought into the launch's folder on this machine, where the same code
-as under torch elastic finds out which failure came first.
+What the ranks leave (outcomes, records, output) is brought into the launch's folder on this machine, where the same
+code as under torch elastic finds out which failure came first.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ class AttemptOnActors:
                 self._take(member, each)
         if lost:
             numbers = ", ".join(str(member.rank) for member, _ in lost)
-            raise Died(f"rank{'s' * (len(lost) > 1)} {numbers} on {lost[0][0].address} lost: {lost[0][1]}")
+            who = f"ranks {numbers} were" if len(lost) > 1 else f"rank {numbers} was"
+            raise Died(f"{who} lost with an actor or machine, {lost[0][0].address}: {lost[0][1]}")
 
     def _take(self, member: Member, seen: Seen) -> None:
         """Brings what a rank has left into this machine's folder. The first one's output goes to the screen."""

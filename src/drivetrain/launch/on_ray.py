@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,7 @@ def connected(address: str) -> Iterator[None]:
 
 
 class RayCluster:
-    """Where the attempts of a run are made. checked, one_attempt and devices_left stand for what is done on this
-    machine elsewhere."""
+    """Where a run is checked and its attempts are made."""
 
     def __init__(self) -> None:
         self._kept: dict[str, str] = {}
@@ -119,13 +118,10 @@ class RayCluster:
             if group.wait(PLACE_SECONDS if nodes == least else FEWER_SECONDS):
                 return group, nodes
             remove_placement_group(group)
-        there = ", ".join(
-            f"{value:g} {name}" for name, value in sorted(ray.cluster_resources().items()) if "_" not in name
-        )
-        wants = ", ".join(f"{value:g} {name}" for name, value in bundle.items())
         raise RunError(
-            f"the cluster has no room within {PLACE_SECONDS} s for {least} machine{'s' * (least > 1)} with {wants} each; "
-            f"it has {there} in all: give fewer processes or nodes, or wait until other work has ended"
+            f"the cluster has no room within {PLACE_SECONDS} s for {least} machine{'s' * (least > 1)} with "
+            f"{_text(bundle)} each; it has {_text(ray.cluster_resources())} in all: give fewer processes or nodes, or "
+            "wait until other work has ended"
         )
 
     def _members(self, run: RunConfig, group: PlacementGroup, nodes: int, processes: int) -> list[Member]:
@@ -155,10 +151,8 @@ class RayCluster:
         try:
             return ray.get(call, timeout=seconds)
         except GetTimeoutError:
-            what = ", ".join(
-                f"{value:g} {name}" for name, value in sorted(ray.available_resources().items()) if "_" not in name
-            )
-            raise RunError(f"the Ray cluster has not answered within {seconds:g} s; free there: {what}") from None
+            free = _text(ray.available_resources())
+            raise RunError(f"the Ray cluster has not answered within {seconds:g} s; free there: {free}") from None
 
 
 class OnRay(RankProcess):
@@ -173,12 +167,17 @@ def _bundle(run: RunConfig, processes: int) -> dict[str, float]:
 
 
 def _share(run: RunConfig) -> dict[str, float]:
-    """Returns what one rank asks for. On a GPU cluster the cores are shared out by the cluster's own ratio."""
+    """Returns what one rank asks for. Ray gives it as many threads as it has cores, unless OMP_NUM_THREADS is set."""
     return {"CPU": 1.0} if run.device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
 
 
 def _resources(run: RunConfig, devices: int) -> dict[str, float]:
     return {f"num_{name.lower()}s": value * devices for name, value in _share(run).items()}
+
+
+def _text(resources: Mapping[str, float]) -> str:
+    """Returns the devices and cores among the resources of a cluster."""
+    return ", ".join(f"{resources[name]:g} {name}" for name in ("CPU", "GPU") if name in resources) or "none"
 
 
 def _first_line(error: Exception) -> str:
