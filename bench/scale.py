@@ -112,7 +112,7 @@ def page(found: dict[str, list[Measured]], wrong: Sequence[str]) -> str:
             [
                 "# Rank 0 at 10,000 ranks",
                 "`python -m bench.scale`, with fake ranks: their messages are made beforehand, and the project's "
-                "functions do rank 0's part. No device is in these figures, and of networks only loopback to the store.",
+                "functions do rank 0's part. No device is in these figures; the store is asked over loopback.",
                 machine_line(),
                 "\n".join(wrong)
                 or f"Nothing grows faster than linearly (fitted from {FITTED} ranks on; {LINEAR} passes).",

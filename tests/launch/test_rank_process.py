@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from drivetrain.checkpoint.directory import steps
 from drivetrain.config.load import load
 from drivetrain.launch.job import Job
 from drivetrain.launch.outcome import RankOutcome
@@ -47,6 +49,10 @@ def at_its_end(held: RankProcess) -> Seen:
         time.sleep(0.2)
 
 
+def newest(run: Path) -> Path:
+    return steps(run / "checkpoints")[-1] / "model.safetensors"
+
+
 def outcome_of(seen: Seen) -> RankOutcome:
     assert seen.outcome is not None, seen.said
     return RankOutcome.model_validate_json(seen.outcome)
@@ -54,8 +60,6 @@ def outcome_of(seen: Seen) -> RankOutcome:
 
 @pytest.mark.long
 def test_a_held_rank_trains_as_the_command_does(held: RankProcess, tmp_path: Path) -> None:
-    import subprocess
-
     folder = prepared(tmp_path, "pass")
     started(held, folder)
     seen = at_its_end(held)
@@ -64,7 +68,7 @@ def test_a_held_rank_trains_as_the_command_does(held: RankProcess, tmp_path: Pat
     assert 0 <= seen.ended_before < 60
     assert set(seen.kept) == {"prepared", "elapsed.json"}, "which the next attempt has to know"
     subprocess.run(command("train", "run.yaml", "engine=single", "output=plain"), cwd=folder, check=True, timeout=300)
-    own, plain = (load_file(folder / name / "checkpoints" / "last" / "model.safetensors") for name in ("held", "plain"))
+    [own, plain] = [load_file(newest(folder / name)) for name in ("held", "plain")]
     assert own.keys() == plain.keys()
     assert all(own[name].equal(plain[name]) for name in own)
 
