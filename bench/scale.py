@@ -131,7 +131,7 @@ def page(found: dict[str, list[Measured]], wrong: Sequence[str]) -> str:
 
 
 def _seconds(value: float) -> str:
-    return f"{value * 1000:.2g} ms" if value < 0.995 else f"{value:.3g} s"
+    return f"{value * 1000:.1f} ms" if value < 0.1 else f"{value:.2f} s"
 
 
 def _size(value: int) -> str:

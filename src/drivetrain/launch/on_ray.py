@@ -80,10 +80,10 @@ class RayCluster:
                 return error
 
         check: Any = ray.remote(**_resources(run, run.processes or 1), max_retries=0)(there)
-        found = self._got(check.remote(), PLACE_SECONDS)
+        found: Checked | UserError = self._got(check.remote(), PLACE_SECONDS)
         if isinstance(found, UserError):
             raise found
-        return found  # type: ignore[no-any-return]
+        return found
 
     def devices_left(self, run: RunConfig) -> int:
         """Returns the ranks of a machine: the cluster decides which machine takes the place of a lost one."""
