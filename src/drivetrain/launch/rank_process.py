@@ -1,7 +1,7 @@
 """One rank in a process of its own, held by an actor on its machine: started, watched and ended from elsewhere.
 
 The same process as under torch elastic, `python -m drivetrain.launch.rank`, with the same environment. Only texts and
-numbers travel. Moments are told as seconds ago, since each machine has a clock of its own.
+numbers travel. A moment travels as seconds before now, since machines have clocks of their own.
 """
 
 from __future__ import annotations
