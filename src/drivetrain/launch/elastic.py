@@ -50,6 +50,7 @@ def one_attempt(task: Job, folder: Path, meeting: Meeting, processes: int) -> Re
         from torch.distributed.launcher.api import elastic_launch
 
     failure: ChildFailedError | None = None
+    unreachable: RendezvousError | None = None
     clear(folder)
     forget(folder)
     _quieten_elastic()
@@ -62,8 +63,7 @@ def one_attempt(task: Job, folder: Path, meeting: Meeting, processes: int) -> Re
         except RendezvousClosedError:
             raise Died("the other nodes had parted already") from None
         except RendezvousError as error:
-            if watch.hang is None:  # else the first node has ended its ranks, and is gone
-                raise RunError(meeting.unreachable(error)) from error
+            unreachable = error
         except SignalException as stopped:
             if not any(outcome.kind == "done" for outcome in outcomes(folder)):  # before they could save
                 if stopped.sigval == signal.SIGINT:
@@ -73,6 +73,8 @@ def one_attempt(task: Job, folder: Path, meeting: Meeting, processes: int) -> Re
     hang = watch.hang or ("" if failure is None else meeting.hang())
     if hang:
         raise Hung(hang)
+    if unreachable is not None:  # and not because the first node has ended its ranks, and is gone
+        raise RunError(meeting.unreachable(unreachable)) from unreachable
     _pass_on(failure, meeting)
     return result_of(folder, {} if failure is None else failure.failures)
 

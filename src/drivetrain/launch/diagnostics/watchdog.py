@@ -134,10 +134,12 @@ class Watch:
 
     def _reason(self, own: str) -> str:
         """Returns the sentence of the first machine, where only that one has all rows; else this machine's."""
-        until = time.monotonic() + (0 if self._meeting.reads_all else 2 * NODES_SECONDS)
-        while not self._meeting.hang() and time.monotonic() < until:
+        until = time.monotonic() + 2 * NODES_SECONDS
+        while not self._meeting.reads_all and time.monotonic() < until:
+            if self._meeting.hang():
+                return self._meeting.hang()
             time.sleep(0.5)
-        return own if self._meeting.reads_all else self._meeting.hang() or own
+        return own
 
     def _keep(self, text: str) -> Path | None:
         """Writes the report into the run's folder, if there is one."""
