@@ -77,12 +77,14 @@ class Meeting:
                 self._store.set(f"{SMALLER}{self._number}", "1")
 
     def tries_smaller(self) -> bool:
-        """Returns whether another node ended this attempt for that; called when ranks died."""
+        """Returns whether another node ended this attempt for that; called when ranks died. False if the first node is
+        gone: then the reason of the death is what to report."""
         if self._store is None:
             return False
         time.sleep(SETTLING_SECONDS)
-        with self._described():
+        with suppress(RuntimeError):
             return bool(self._store.check([f"{SMALLER}{self._number}"]))
+        return False
 
     @property
     def is_first(self) -> bool:
