@@ -67,7 +67,7 @@ OWNERS = {
     "cloudpickle": {"objects/carry.py"},
     "datasets": {"data/tables.py", "data/image_tables.py"},
     "tensorboard": {"tracking/tensorboard.py"},
-    **{name: {f"tracking/{name}.py"} for name in ("wandb", "mlflow", "trackio", "swanlab")},
+    **{name: {f"tracking/{name}.py"} for name in ("wandb", "mlflow", "trackio", "swanlab", "opentelemetry")},
     "pynvml": {"measure/nvml.py", "compare/live.py", "board/devices.py"},
     "sklearn": {"data"},
     "scipy": {"compare/noise.py"},
