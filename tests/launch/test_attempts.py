@@ -132,16 +132,21 @@ def test_nodes_count_an_attempt_once_and_wait_less_for_those_that_were_lost(
         seen.append(
             [(node.settings()["run_id"], node.settings()["rdzv_configs"]["last_call_timeout"]) for node in nodes]
         )
-        nodes[0].tell("moves", "7")
-        soon(lambda: nodes[1].heard("moves") == {0: "7"})
-        assert nodes[1].failure() == "", "of the attempt before"
+        assert nodes[0].progress(7) == 7, "and none of the attempt before"
+        assert nodes[1].progress(5) == 12
+        assert nodes[0].progress(8) == 13, "the sum of what each has counted by now"
+        assert nodes[1].failure() == nodes[1].hang() == "", "of the attempt before"
+        nodes[1].tell_hang("rank 1 is stopped")
+        nodes[0].tell_hang("a reason that came later")
+        assert nodes[0].hang() == "rank 1 is stopped"
+        assert nodes[1].rows("rows of 1", 0) == []
+        assert nodes[0].rows("rows of 0", 0) == ["rows of 1"]
         nodes[0].tell_failure("rank 1")
         soon(lambda: nodes[1].failure() == "rank 1")
         nodes[0].try_smaller()
         soon(nodes[1].tries_smaller)
         for node in nodes:
             node.part()
-        assert nodes[1].heard("moves") == {}, "of the attempt before"
         assert not nodes[1].tries_smaller(), "of the attempt before"
     first, later = LAST_CALL_SECONDS
     assert seen == [[(f"{run.name}-{number}", later if number else first)] * 2 for number in range(3)]

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from drivetrain.errors import OutOfMemory, RankError, RunError, problem
-from drivetrain.launch.elastic import Died, Killed, _result
+from drivetrain.launch.elastic import Died, Killed, result_of
 from drivetrain.launch.outcome import cause_of, failed, outcomes, raised
 from drivetrain.runtime.heartbeat import Pulse
 
@@ -54,7 +54,7 @@ JOINING.__cause__ = dist.DistNetworkError("timed out")
 def test_an_error_of_the_network_between_ranks_means_that_a_peer_was_lost(tmp_path: Path, error: Exception) -> None:
     failed(0, error, "Traceback").write(tmp_path)
     with pytest.raises(Died):
-        _result(tmp_path, None)
+        result_of(tmp_path, {})
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), RuntimeError("shapes differ"), RunError("a NaN")])
@@ -62,7 +62,7 @@ def test_a_ranks_own_error_is_no_death(tmp_path: Path, error: Exception) -> None
     failed(0, error, "Traceback").write(tmp_path)
     failed(1, GLOO, "Traceback").write(tmp_path)
     with pytest.raises(RankError if not isinstance(error, RunError) else RunError) as raised:
-        _result(tmp_path, None)
+        result_of(tmp_path, {})
     assert not isinstance(raised.value, Died)
     assert str(error) in str(raised.value)
 
@@ -74,7 +74,7 @@ def test_what_ended_first_is_reported(tmp_path: Path, seconds_after: int, is_dea
     killed = SimpleNamespace(exitcode=-9, timestamp=int(time.time()) + seconds_after)
     failure: Any = SimpleNamespace(failures={1: killed})
     with pytest.raises(RankError) as raised:
-        _result(tmp_path, failure)
+        result_of(tmp_path, failure.failures)
     assert isinstance(raised.value, Died) is is_death
     assert ("rank 1 was ended by SIGKILL" if is_death else "ValueError: broken") in str(raised.value)
 
@@ -86,7 +86,7 @@ def test_a_kill_that_the_kernel_may_have_sent_is_reported_with_the_ranks_last_si
     monkeypatch.setattr("drivetrain.launch.elastic.pulses", lambda _: last)
     failure: Any = SimpleNamespace(failures={1: SimpleNamespace(exitcode=-9, timestamp=int(time.time()))})
     with pytest.raises(Killed) as raised:
-        _result(tmp_path, failure)
+        result_of(tmp_path, failure.failures)
     assert str(raised.value).startswith("rank 1 was ended by SIGKILL in step 12 (backward)")
     likely = "(most likely by the kernel, because the machine's memory ran out; last resident size: 1.0 GiB)"
     assert likely in str(raised.value)

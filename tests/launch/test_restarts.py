@@ -236,5 +236,5 @@ def test_a_node_without_a_device_ends_the_run_unless_the_others_may_go_on(
     monkeypatch.setattr(restarts, "one_attempt", Attempts(OutOfMemory("too little", samples=8)))
     monkeypatch.setattr(restarts, "devices_left", lambda _: 0)
     with pytest.raises(RankError, match="no device is left on this machine"):
-        restarts._until_done(task.model_copy(update={"run": two}), tmp_path, meeting)
+        restarts._until_done(task.model_copy(update={"run": two}), tmp_path, meeting, restarts.Here())
     assert heard == ["next", "over"] if ends else ["next"]

@@ -202,6 +202,52 @@ def test_srun_gets_the_cores_that_the_job_asks_for(
     assert "--cpus was left out: Slurm may give a node's ranks a single core" in " ".join(reported.split())
 
 
+def test_a_container_gets_the_jobs_folder_and_what_is_mounted(
+    tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyxis gives these options to srun; the rest of the script is as without a container."""
+    prepared(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    given = ["launch", "--slurm", "run.yaml", "engine=ddp", "processes=2", "--cpus", "8"]
+    _, plain, _ = drivetrain(*given)
+    code, script, reported = drivetrain(*given, "--image", "nvcr.io#nvidia/x:1", "--mount", "/my data:/data:ro")
+    assert code == 0, reported
+    job = tmp_path / "job.sbatch"
+    job.write_text(script)
+    assert subprocess.run(["bash", "-n", str(job)], check=False).returncode == 0
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    fake(programs, "scontrol", "echo first")
+    fake(programs, "srun", f'printf "%s\\n" "$@" > {tmp_path / "words"}')
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n0"}
+    subprocess.run(["bash", str(job)], env=environment, check=True, timeout=60)
+    image, mounts, folder, *command = (tmp_path / "words").read_text().splitlines()
+    assert image == "--container-image=nvcr.io#nvidia/x:1"
+    assert mounts == f"--container-mounts={tmp_path}:{tmp_path},/my data:/data:ro"
+    assert folder == f"--container-workdir={tmp_path}"
+    assert command[:2] == ["bash", "-c"]
+    options = script[script.index("--container-image") : script.index("bash -c")]
+    assert script.replace(options, "") == plain
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--mount", "/a:/b"], "--mount: was given without --image"),
+        (["--image", "x", "--mount", "data:/b"], "--mount: 'data:/b' is no SRC:DST of two absolute paths"),
+        (["--image", "x", "output=/elsewhere/run"], "output: the run's folder /elsewhere/run lies in no mount"),
+    ],
+)
+def test_a_container_that_would_lose_the_run_is_refused(
+    given: list[str], words: str, tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    code, script, reported = drivetrain("launch", "--slurm", "run.yaml", "engine=ddp", "processes=2", *given)
+    assert (code, script) == (2, "")
+    assert words in " ".join(reported.split())
+
+
 @pytest.mark.parametrize(
     ("text", "slurm"), [("200Gi", "200G"), ("1.5Gi", "1536M"), ("2Ti", "2048G"), ("64G", "61036M"), ("1048576", "1M")]
 )
@@ -222,6 +268,7 @@ def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
         (["--jobset", "--image", "i", "--volume", "a:/b", "--time", "01:00:00"], ["--time"]),
         (["--kubernetes", "--partition", "long", "--account", "mine"], ["--partition", "--account"]),
         (["--torchrun", "--cpus", "8", "--memory", "200Gi"], ["--cpus", "--memory"]),
+        (["--ray", "--image", "i", "--mount", "/a:/b"], ["--image", "--mount"]),
         (["--validate", "--nodes", "2", "lr=1"], ["--nodes", "KEY=VALUE"]),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from drivetrain.config.run import RunConfig
-from drivetrain.launch.elastic import _for_ranks
+from drivetrain.launch.elastic import environment_of_ranks
 from drivetrain.launch.job import Job
 from drivetrain.memory.allocator import GIVEN, SEGMENTS, grow_segments, growing_segments
 
@@ -74,7 +74,7 @@ def test_a_user_who_has_set_the_allocator_is_left_alone(
 def test_ranks_get_it_before_they_start_cuda(cuda: list[str]) -> None:
     for allocator, wanted in (("auto", SEGMENTS), ("keep", SEGMENTS), ("system", None)):
         task = Job(verb="train", run=RunConfig.model_validate({**RUN, "allocator": allocator}))
-        assert _for_ranks(task, 2).get("PYTORCH_ALLOC_CONF") == wanted
+        assert environment_of_ranks(task, 2).get("PYTORCH_ALLOC_CONF") == wanted
     assert not cuda
 
 

@@ -5,11 +5,14 @@ W&B's library has no reader of its offline files: they are LevelDB's log format 
 
 from __future__ import annotations
 
+import gzip
 import json
 import multiprocessing
 import struct
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -163,6 +166,66 @@ def test_prometheus_reads_the_newest_values_and_the_outcome(tmp_path: Path) -> N
     assert found["drivetrain_evaluation_accuracy"] == 0.75
     assert (found["drivetrain_step"], found["drivetrain_total_steps"]) == (4, 4)
     assert (found["drivetrain_status_running"], found["drivetrain_status_completed"]) == (0, 1)
+
+
+def test_opentelemetrys_own_reader_finds_the_newest_values_and_the_outcome(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="its exporter is not installed")
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    from drivetrain.tracking.opentelemetry import OpenTelemetryTracker
+
+    read = list[dict[tuple[str, str], float]]()
+
+    class Reader(InMemoryMetricReader):
+        def shutdown(self, timeout_millis: float = 30_000, **_: object) -> None:
+            found = self.get_metrics_data()
+            assert found is not None
+            [of_run] = found.resource_metrics
+            assert of_run.resource.attributes["drivetrain.run"] == "mine"
+            metrics = [each for scope in of_run.scope_metrics for each in scope.metrics]
+            points = [(each.name, point) for each in metrics for point in each.data.data_points]
+            read.append({(name, point.attributes.get("status", "")): point.value for name, point in points})
+            super().shutdown(timeout_millis)
+
+    stream = EventStream([OpenTelemetryTracker(tmp_path, Reader())])
+    ends = [Evaluated(4, {"accuracy": 0.75}, 0.1, True), RunFinished("completed", 4, "")]
+    for event in (started(0, tmp_path), *(step(*point) for point in LOSSES), *ends):
+        stream.send(event)
+    stream.close()
+    [found] = read
+    assert found["drivetrain.train.loss", ""] == 2.0
+    assert found["drivetrain.evaluation.accuracy", ""] == 0.75
+    assert (found["drivetrain.step", ""], found["drivetrain.total_steps", ""]) == (4, 4)
+    assert (found["drivetrain.status", "running"], found["drivetrain.status", "completed"]) == (0, 1)
+
+
+def test_opentelemetry_sends_what_a_run_ends_with_to_a_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="its exporter is not installed")
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+    arrived = list[bytes]()
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            arrived.append(gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        ends: list[Event] = [RunFinished("completed", 4, "")]
+        send("opentelemetry", tmp_path, [started(0, tmp_path), *(step(*point) for point in LOSSES), *ends])
+        server.shutdown()
+    last = ExportMetricsServiceRequest.FromString(arrived[-1])
+    [of_run] = last.resource_metrics
+    found = {each.name: each.gauge.data_points[-1].as_double for each in of_run.scope_metrics[0].metrics}
+    assert found["drivetrain.train.loss"] == 2.0
 
 
 def test_a_service_whose_package_is_missing_is_refused_with_the_command_that_adds_it(

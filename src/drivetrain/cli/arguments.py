@@ -34,6 +34,10 @@ NodesOption = Annotated[
     typer.Option("--nodes", min=1, help="Machines, each of which starts this command, and `processes` ranks."),
 ]
 NodeRankOption = Annotated[int, typer.Option("--node-rank", min=0, help="Which of them this one is, from 0.")]
+RayOption = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="ADDRESS", help="Start the ranks on a Ray cluster: auto, or HOST:PORT of its head."),
+]
 RendezvousOption = Annotated[str | None, typer.Option("--rendezvous", help="HOST:PORT of the first of them.")]
 
 

@@ -9,18 +9,19 @@ from drivetrain.cli.console import print_notices
 if TYPE_CHECKING:
     from drivetrain.launch.job import Node, Result
     from drivetrain.launch.prepare import Checked
+    from drivetrain.launch.restarts import Place
 
 
-def start_job(checked: Checked, node: Node | None = None, **job: Any) -> Result:
+def start_job(checked: Checked, node: Node | None = None, place: Place | None = None, **job: Any) -> Result:
     """Starts the job on the ranks of a checked run, and returns the result of the first.
 
-    job: fields of launch.job.Job, beside the run and its notices.
+    place: where the ranks run, if not on this machine or `node`. job: fields of launch.job.Job, beside the run and its
+    notices.
     """
     from drivetrain.launch.job import Job, Node
     from drivetrain.launch.start import start_at_terminal
 
     if job["verb"] != "train" and checked.is_first:
         print_notices(checked.notices)  # a training reports them itself, and keeps them
-    return start_at_terminal(
-        Job(run=checked.run, notices=checked.notices, planned=checked.planned, **job), node or Node()
-    )
+    task = Job(run=checked.run, notices=checked.notices, planned=checked.planned, **job)
+    return start_at_terminal(task, node or Node(), place)

@@ -10,17 +10,19 @@ import typer
 from drivetrain.cli.arguments import NodesOption, Overrides, RunFile, TrustOption, was_given
 from drivetrain.cli.console import errors, print_notices
 
-OF_SLURM = ("time", "partition", "account")
-OF_KUBERNETES = ("image", "volume", "work_folder", "queue", "restarts", "namespace")
 OF_NODES = ("cpus", "memory")
-UNREAD = {  # options that have no effect, by the way of starting
-    "local": (*OF_SLURM, *OF_KUBERNETES, *OF_NODES),
-    "torchrun": (*OF_SLURM, *OF_KUBERNETES, *OF_NODES),
-    "slurm": OF_KUBERNETES,
-    "kubernetes": OF_SLURM,
-    "jobset": OF_SLURM,
-    "validate": ("overrides", "nodes", "machine", "trust", *OF_SLURM, *OF_KUBERNETES, *OF_NODES),
+OF_KUBERNETES = ("image", "volume", "work_folder", "queue", "restarts", "namespace", *OF_NODES)
+READ = {  # options that have an effect, by the way of starting
+    "local": (),
+    "torchrun": (),
+    "ray": (),
+    "slurm": ("time", "partition", "account", "image", "mount", *OF_NODES),
+    "kubernetes": OF_KUBERNETES,
+    "jobset": OF_KUBERNETES,
+    "skypilot": ("image", "volume", "accelerator", "restarts", *OF_NODES),
 }
+OF_CLUSTERS = {name for names in READ.values() for name in names}
+OF_RUNS = {"overrides", "nodes", "machine", "trust"}  # a manifest that is validated has none
 
 
 def launch(
@@ -29,11 +31,13 @@ def launch(
     overrides: Overrides = None,
     local: Annotated[bool, typer.Option("--local", help="Print the command that starts it on this machine.")] = False,
     torchrun: Annotated[bool, typer.Option("--torchrun", help="Print the command for torchrun.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Print the command for a machine of a Ray cluster.")] = False,
     slurm: Annotated[bool, typer.Option("--slurm", help="Print a batch script for Slurm.")] = False,
     kubernetes: Annotated[
         bool, typer.Option("--kubernetes", help="Print manifests: Kubeflow Trainer's TrainJob and its runtime.")
     ] = False,
     jobset: Annotated[bool, typer.Option("--jobset", help="Print manifests: a JobSet, without Kubeflow.")] = False,
+    skypilot: Annotated[bool, typer.Option("--skypilot", help="Print a task for `sky jobs launch`.")] = False,
     validate: Annotated[
         bool, typer.Option("--validate", help="RUN_FILE is a manifest: find what a cluster would drop or refuse.")
     ] = False,
@@ -44,22 +48,30 @@ def launch(
     time: Annotated[str, typer.Option(help="Slurm: time limit of the job, HH:MM:SS.")] = "24:00:00",
     partition: Annotated[str | None, typer.Option(help="Slurm's partition.")] = None,
     account: Annotated[str | None, typer.Option(help="Slurm's account.")] = None,
+    mount: Annotated[list[str] | None, typer.Option(help="Slurm: SRC:DST in the container of --image.")] = None,
     machine: Annotated[
         str | None, typer.Option("--machine", "-m", help="The cluster's machines, as 8xH100-80GB, for the plan.")
     ] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="CPU cores a node.")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of a node, as 200Gi.")] = None,
-    image: Annotated[str | None, typer.Option(help="Kubernetes: the image, with drivetrain in it.")] = None,
-    volume: Annotated[list[str] | None, typer.Option(help="Kubernetes: CLAIM:/place; may be repeated.")] = None,
+    image: Annotated[str | None, typer.Option(help="The container's image, with drivetrain in it.")] = None,
+    volume: Annotated[
+        list[str] | None, typer.Option(help="Kubernetes, SkyPilot: CLAIM:/place; may be repeated.")
+    ] = None,
     work_folder: Annotated[str | None, typer.Option(help="Kubernetes: where paths begin; the first volume.")] = None,
     queue: Annotated[str | None, typer.Option(help="Kubernetes: the queue of Kueue.")] = None,
-    restarts: Annotated[int, typer.Option(min=0, help="Kubernetes: restarts, beside those of preemptions.")] = 10,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="Kubernetes, SkyPilot: restarts, beside those of preemptions.")
+    ] = 10,
+    accelerator: Annotated[str | None, typer.Option(help="SkyPilot: a GPU by its name there, as H100.")] = None,
     namespace: Annotated[str | None, typer.Option(help="Kubernetes: the namespace.")] = None,
     trust: TrustOption = False,
 ) -> None:
     """Print what starts a run, here or elsewhere. `processes` counts ONE machine's GPUs: 8 on 2 nodes are 16."""
-    if sum((local, torchrun, slurm, kubernetes, jobset, validate)) != 1:
-        raise typer.BadParameter("choose one of --local, --torchrun, --slurm, --kubernetes, --jobset, --validate")
+    if sum((local, torchrun, ray, slurm, kubernetes, jobset, skypilot, validate)) != 1:
+        raise typer.BadParameter(
+            "choose one of --local, --torchrun, --ray, --slurm, --kubernetes, --jobset, --skypilot, --validate"
+        )
     _refuse_unread(context)
     if validate:
         if check:
@@ -72,16 +84,21 @@ def launch(
 
     job = checked_for_cluster(run_file, overrides or [], nodes, _where(local, kubernetes or jobset), trust)
     notices = [*job.notices]
-    if local:
-        text = commands.local_command(run_file, job.overrides, job.run)
-    elif torchrun:
-        text = commands.torchrun_command(run_file, job.overrides, job.run)
+    if local or torchrun or ray:
+        write = commands.local_command if local else commands.ray_command if ray else commands.torchrun_command
+        text = write(run_file, job.overrides, job.run)
     elif slurm:
         from drivetrain.launch.slurm import Allocation, sbatch_script
 
-        allocation = Allocation(time, partition, account, cpus, memory)
+        allocation = Allocation(time, partition, account, cpus, memory, image, mount or [])
         text = sbatch_script(run_file, job.overrides, job.run, allocation)
         notices += allocation.notices
+    elif skypilot:
+        from drivetrain.launch.kubernetes import as_yaml
+        from drivetrain.launch.skypilot import Wanted, skypilot_task
+
+        wanted = Wanted(image, accelerator, volume or [], cpus, memory, restarts)
+        text = as_yaml([skypilot_task(run_file, job.overrides, job.run, wanted)])
     else:
         from drivetrain.launch import kubernetes as manifests
 
@@ -94,7 +111,7 @@ def launch(
     elif on_cluster:
         from drivetrain.launch.launch_check import check_for_cluster
 
-        shares_folder = not (kubernetes or jobset)
+        shares_folder = not (kubernetes or jobset or skypilot)
         print_notices([*notices, *check_for_cluster(run_file, job, machine, shares_folder)])
     else:
         from drivetrain.launch.launch_check import check_here
@@ -120,8 +137,8 @@ def _refuse_unread(context: typer.Context) -> None:
     """Raises UserError for options that the chosen way does not read, since one is given for an effect."""
     from drivetrain.errors import Problem, UserError
 
-    way = next(name for name in UNREAD if context.params[name])
-    unread = UNREAD[way]
+    way = next(name for name in (*READ, "validate") if context.params[name])
+    unread = OF_CLUSTERS | OF_RUNS if way == "validate" else OF_CLUSTERS.difference(READ[way])
     given = [
         "KEY=VALUE" if each.name == "overrides" else each.opts[0]
         for each in context.command.params

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -11,12 +12,18 @@ from drivetrain.cli.arguments import (
     NodeRankOption,
     NodesOption,
     Overrides,
+    RayOption,
     RendezvousOption,
     RunFile,
     TrustOption,
 )
 from drivetrain.cli.console import errors, output
 from drivetrain.cli.jobs import start_job
+
+if TYPE_CHECKING:
+    from drivetrain.launch.job import Node
+    from drivetrain.launch.prepare import Checked
+    from drivetrain.launch.restarts import Place
 
 
 def train(
@@ -28,23 +35,52 @@ def train(
     nodes: NodesOption = None,
     node_rank: NodeRankOption = 0,
     rendezvous: RendezvousOption = None,
+    ray: RayOption = None,
     trust: TrustOption = False,
 ) -> None:
     """Train. `drivetrain fields` lists every key of a run file."""
     if resume and overwrite:
         raise typer.BadParameter("--resume keeps the run, --overwrite replaces it: give one of them")
+    if ray is not None and (rendezvous is not None or node_rank):
+        raise typer.BadParameter("--ray starts all machines' ranks from here: leave out --node-rank and --rendezvous")
     from drivetrain.launch.job import Node
     from drivetrain.launch.prepare import checked
 
-    node = Node(node_rank, rendezvous)
-    ready = checked(run_file, overrides or [], nodes, node, trust=trust, anew=not resume)
-    if ready.is_first and ready.run.nodes == 1 and not (resume or overwrite):  # refused before any rank is started
+    if ray is None:
+        node = Node(node_rank, rendezvous)
+        ready = checked(run_file, overrides or [], nodes, node, trust=trust, anew=not resume)
+        _train(run_file, overrides or [], ready, node, None, resume, overwrite, quiet)
+        return
+    from drivetrain.config.packages import require
+
+    require("--ray", ["ray"])
+    from drivetrain.launch import on_ray
+
+    with on_ray.connected(ray):
+        cluster = on_ray.RayCluster()
+        ready = cluster.checked(run_file, overrides or [], nodes, trust=trust, anew=not resume)
+        _train(run_file, overrides or [], ready, Node(), cluster, resume, overwrite, quiet)
+
+
+def _train(
+    run_file: Path,
+    overrides: list[str],
+    ready: Checked,
+    node: Node,
+    place: Place | None,
+    resume: bool,
+    overwrite: bool,
+    quiet: bool,
+) -> None:
+    if (
+        ready.is_first and (ready.run.nodes == 1 or place is not None) and not (resume or overwrite)
+    ):  # refused before any rank is started
         from drivetrain.runtime.run_folder import RunFolder
 
         RunFolder(ready.run.folder).refuse_if_busy()
     if ready.is_first and errors.is_terminal and not quiet:  # importing PyTorch takes seconds, in which nothing is seen
         errors.print(f"[dim]starting {escape(ready.run.name)}: loading PyTorch, then the data[/]", soft_wrap=True)
-    result = start_job(ready, node, verb="train", resume=resume, overwrite=overwrite, quiet=quiet)
+    result = start_job(ready, node, place, verb="train", resume=resume, overwrite=overwrite, quiet=quiet)
     if result.of_first:
         from drivetrain.cli.next_commands import next_commands
         from drivetrain.cli.run_table import report_table
@@ -52,7 +88,7 @@ def train(
 
         found = RunReport.model_validate(result.value)
         output.print(report_table(found))
-        following = next_commands(run_file, overrides or [], ready.run, found.status, bool(found.metrics))
+        following = next_commands(run_file, overrides, ready.run, found.status, bool(found.metrics))
         for purpose, command in [] if quiet else following:
             output.print(f"[dim]{purpose}:[/] {escape(command)}", soft_wrap=True)
     raise typer.Exit(result.code)

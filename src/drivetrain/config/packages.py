@@ -33,21 +33,31 @@ OPTIONAL = {
     "trackio": Package("trackio", "the trackio tracker"),
     "swanlab": Package("swanlab", "the swanlab tracker"),
     "kubeflow_trainer_api": Package("kubernetes", "drivetrain launch --validate"),
+    "ray": Package("ray", "drivetrain train --ray"),
     "datasets": Package("hub", "data sets named by hub id"),
     "fastapi": Package("serve", "drivetrain serve, drivetrain board"),
     "uvicorn": Package("serve", "drivetrain serve, drivetrain board"),
+    "opentelemetry.exporter.otlp.proto.http": Package("opentelemetry", "the opentelemetry tracker"),
     "prometheus_client": Package("serve", "drivetrain serve: /metrics; the prometheus tracker"),
 }
 # tracker -> the package that it needs
 TRACKERS = {
     **{name: name for name in ("tensorboard", "wandb", "mlflow", "trackio", "swanlab")},
     "prometheus": "prometheus_client",
+    "opentelemetry": "opentelemetry.exporter.otlp.proto.http",
 }
 
 
 def installed() -> frozenset[str]:
     """Returns the names of the optional packages that this environment has. Imports none of them."""
-    return frozenset(name for name in OPTIONAL if find_spec(name) is not None)
+    return frozenset(filter(_is_there, OPTIONAL))
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # not even the package that it would be part of
+        return False
 
 
 def remedy(package: str) -> str:
@@ -57,7 +67,7 @@ def remedy(package: str) -> str:
 def require(field: str, packages: Sequence[str], extra: str | None = None) -> None:
     """Raises UserError naming those of the optional packages that are not installed, with the command that adds them.
     field: the verb or option that needs them. extra: that brings all of them; None: that of the first."""
-    missing = [name for name in packages if find_spec(name) is None]
+    missing = [name for name in packages if not _is_there(name)]
     if missing:
         fix = remedy(missing[0]) if extra is None else f"pip install 'drivetrain[{extra}]'"
         raise problem(field, f"it needs {' and '.join(missing)}, not installed here", fix)

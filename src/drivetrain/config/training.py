@@ -121,7 +121,7 @@ class Checkpoints(Frozen):
 class Tracking(Frozen):
     log_every: int = doc("Steps between two points of the curve on screen and in files", 10, gt=0)
     trackers: list[str] = doc(
-        "progress, jsonl, tensorboard, wandb, mlflow, trackio, swanlab, prometheus, or import paths "
+        "progress, jsonl, tensorboard, wandb, mlflow, trackio, swanlab, prometheus, opentelemetry, or import paths "
         "(package.module:Class); jsonl is always on",
         ["progress"],
     )

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.errors import RankError, RunError
 from drivetrain.launch.diagnostics.hang_report import last_sizes
 from drivetrain.launch.diagnostics.stack_request import forget, pulses
-from drivetrain.launch.diagnostics.watchdog import HANG, Watch, left_quietly, seen
+from drivetrain.launch.diagnostics.watchdog import Watch, left_quietly, seen
 from drivetrain.launch.job import Job, Result, lost
 from drivetrain.launch.outcome import RankOutcome, cause_of, clear, outcomes, raised
 from drivetrain.launch.rendezvous import Meeting
@@ -50,10 +50,11 @@ def one_attempt(task: Job, folder: Path, meeting: Meeting, processes: int) -> Re
         from torch.distributed.launcher.api import elastic_launch
 
     failure: ChildFailedError | None = None
+    unreachable: RendezvousError | None = None
     clear(folder)
     forget(folder)
     _quieten_elastic()
-    with variables(_for_ranks(task, processes)), Watch(folder, task.run, meeting) as watch:
+    with variables(environment_of_ranks(task, processes)), Watch(folder, task.run, meeting) as watch:
         try:
             command = ("-m", "drivetrain.launch.rank", str(folder), str(os.getpid()))
             elastic_launch(_launch_config(task.run, folder, meeting, processes), sys.executable)(*command)
@@ -62,18 +63,20 @@ def one_attempt(task: Job, folder: Path, meeting: Meeting, processes: int) -> Re
         except RendezvousClosedError:
             raise Died("the other nodes had parted already") from None
         except RendezvousError as error:
-            if watch.hang is None:  # else the first node has ended its ranks, and is gone
-                raise RunError(meeting.unreachable(error)) from error
+            unreachable = error
         except SignalException as stopped:
             if not any(outcome.kind == "done" for outcome in outcomes(folder)):  # before they could save
                 if stopped.sigval == signal.SIGINT:
                     raise KeyboardInterrupt from None
                 raise RankError(f"ended by {signal.Signals(stopped.sigval).name}{lost(task)}") from None
-    elsewhere = [] if failure is None else [*meeting.heard(HANG).values()]
-    if watch.hang is not None or elsewhere:
-        raise Hung(watch.hang or elsewhere[0])
+    # a rank here fails at once when those of another machine are ended
+    hang = watch.hang or ("" if failure is None else meeting.hang())
+    if hang:
+        raise Hung(hang)
+    if unreachable is not None:  # and not because the first node has ended its ranks, and is gone
+        raise RunError(meeting.unreachable(unreachable)) from unreachable
     _pass_on(failure, meeting)
-    return _result(folder, failure)
+    return result_of(folder, {} if failure is None else failure.failures)
 
 
 def _quieten_elastic() -> None:
@@ -114,7 +117,7 @@ def _launch_config(run: RunConfig, folder: Path, meeting: Meeting, processes: in
     )
 
 
-def _for_ranks(task: Job, processes: int) -> dict[str, str]:
+def environment_of_ranks(task: Job, processes: int) -> dict[str, str]:
     """Returns the ranks' environment. A run of one process has the machine to itself, as without a launcher."""
     from drivetrain.memory.allocator import growing_segments
     from drivetrain.runtime.hardware import loopback, usable_cores
@@ -134,12 +137,15 @@ def _pass_on(failure: ChildFailedError | None, meeting: Meeting) -> None:
         meeting.tell_failure(f"rank {min(failure.failures)}")
 
 
-def _result(folder: Path, failure: ChildFailedError | None) -> Result:
-    """Returns the result of this node's first rank, or the failure that came first."""
+def result_of(folder: Path, failures: Mapping[int, Any]) -> Result:
+    """Returns the result of the first rank whose outcome lies in a folder, or raises the failure that came first.
+
+    failures: exitcode, and timestamp by the wall clock, of each rank that ended badly.
+    """
     ended = outcomes(folder)
     bad = [outcome for outcome in ended if outcome.kind != "done"]
     explained = [outcome for outcome in bad if not outcome.lost]
-    silent = _silent(failure, {outcome.rank for outcome in ended}, explained)
+    silent = _silent(failures, {outcome.rank for outcome in ended}, explained)
     if silent is not None:
         rank, code = silent
         known = [pulse for pulse in pulses(folder).values() if pulse.rank == rank]
@@ -156,27 +162,27 @@ def _result(folder: Path, failure: ChildFailedError | None) -> Result:
         lost = cause_of(bad)
         raise Died(str(raised(lost)), lost.traceback)
     if not ended:
-        raise Died(f"no rank reported how it ended: {failure}")
+        raise Died("no rank reported how it ended")
     first = ended[0]
     assert first.result is not None, "whoever is not bad is done"
     return first.result.model_copy(update={"of_first": first.rank == 0})
 
 
 def _silent(
-    failure: ChildFailedError | None, reported: set[int], explained: Sequence[RankOutcome]
+    failures: Mapping[int, Any], reported: set[int], explained: Sequence[RankOutcome]
 ) -> tuple[int, int] | None:
     """Returns the rank that ended first without an error, and its exit code; None if another rank's error came before.
 
     SIGTERM follows another's failure, and SIGKILL after it for a rank that hangs; gloo aborts if a peer is gone.
     """
-    if failure is None:
+    if not failures:
         return None
     first_error = min((outcome.time for outcome in explained), default=float("inf"))
     zero = time.time() - time.monotonic()  # torch elastic stamps by the wall clock, ranks by one that is never set
     follows = {0, -signal.SIGTERM} | ({-signal.SIGABRT} if explained else set())
     found = [
         (process.timestamp, rank, process.exitcode)
-        for rank, process in failure.failures.items()
+        for rank, process in failures.items()
         if rank not in reported and process.exitcode not in follows and process.timestamp - zero <= first_error
     ]
     _, rank, code = min(found, default=(0, -1, 0))

@@ -23,6 +23,7 @@ NUMBER, OVER, SMALLER = "drivetrain/attempt", "drivetrain/over", "drivetrain/sma
 FAILED = "drivetrain/failed-in-"
 JOIN_SECONDS = 600  # a machine may come so much later than the first one
 LAST_CALL_SECONDS = (60, 10)  # with min_nodes there, those that are still missing are waited for: at first, and again
+SHARED_NODES = 16  # up to so many, each node reads what every other one reports of a hang
 SETTLING_SECONDS = 3  # in which a node that lost its ranks to a mistake says that the run is over
 
 
@@ -31,6 +32,7 @@ class Meeting:
         """Raises RunError if no store answers at the rendezvous."""
         self._run, self._node = run, node
         self._number = 0
+        self._moves: int | None = None  # of this node's ranks as last told; None: not yet in this attempt
         self._store: TCPStore | None = None
         if run.nodes > 1:
             with self._described():
@@ -61,6 +63,7 @@ class Meeting:
         if self._store is None:
             return
         time.sleep(SETTLING_SECONDS)
+        self._moves = None
         with self._described():
             if self._store.check([OVER]):
                 raise RankError("another node ended the run: its output has the reason")
@@ -74,51 +77,90 @@ class Meeting:
                 self._store.set(f"{SMALLER}{self._number}", "1")
 
     def tries_smaller(self) -> bool:
-        """Returns whether another node ended this attempt for that; called when ranks died."""
+        """Returns whether another node ended this attempt for that; called when ranks died. False if the first node is
+        gone: then the reason of the death is what to report."""
         if self._store is None:
             return False
         time.sleep(SETTLING_SECONDS)
-        with self._described():
+        with suppress(RuntimeError):
             return bool(self._store.check([f"{SMALLER}{self._number}"]))
+        return False
 
     @property
     def is_first(self) -> bool:
         return self._node.rank == 0
 
-    def tell(self, what: str, value: str) -> None:
-        """Sends a message to the other nodes, in this attempt."""
-        if self._store is not None:
-            with suppress(RuntimeError):  # the first node is gone, which the ranks notice
-                self._store.set(self._key(what, self._node.rank), value)
+    def progress(self, moves: int) -> int:
+        """Adds what this node's ranks have counted to the sum of all nodes in this attempt, and returns that sum. One
+        call to the store, however many nodes there are. moves: of this node, since the attempt began."""
+        if self._store is None:
+            return moves
+        with suppress(RuntimeError):  # the first node is gone, which the ranks notice
+            if self._moves is None:
+                self._moves = 0
+                self._store.add(self._key("watching"), 1)
+            added, self._moves = moves - self._moves, moves
+            return int(self._store.add(self._key("moves"), added))
+        return 0
 
-    def heard(self, what: str) -> dict[int, str]:
-        """Returns the other nodes' messages in this attempt, by node."""
-        found: dict[int, str] = {}
+    def rows(self, own: str, seconds: float) -> list[str]:
+        """Sends this node's rows of a table and returns the other nodes', after waiting so long for them at the most.
+
+        The first node gets all. Others get them where there are at most SHARED_NODES: of N nodes that all read all, the
+        first one's store would send N x N messages.
+        """
+        found: list[str] = []
         if self._store is None:
             return found
         with suppress(RuntimeError):
-            for node in range(self._run.nodes):
-                if node != self._node.rank and self._store.check([self._key(what, node)]):
-                    found[node] = self._store.get(self._key(what, node)).decode()
+            self._store.set(f"{self._key('rows')}-{self._node.rank}", own)
+            sent = self._store.add(self._key("sent"), 1)
+            if not self.reads_all:
+                return found
+            until, watching = time.monotonic() + seconds, self._store.add(self._key("watching"), 0)
+            while sent < watching and time.monotonic() < until:
+                time.sleep(0.5)
+                sent = self._store.add(self._key("sent"), 0)
+            others = (f"{self._key('rows')}-{node}" for node in range(self._run.nodes) if node != self._node.rank)
+            found += [self._store.get(key).decode() for key in others if self._store.check([key])]
         return found
 
+    @property
+    def reads_all(self) -> bool:
+        """Returns whether this node reads the rows of all others."""
+        return self.is_first or self._run.nodes <= SHARED_NODES
+
+    def tell_hang(self, reason: str) -> None:
+        """Tells all nodes why the ranks of this attempt were ended; the first reason stays."""
+        self._tell_once(self._key("hang"), reason)
+
+    def hang(self) -> str:
+        """Returns why a node has ended its ranks in this attempt; "" where none did."""
+        return self._told(self._key("hang"))
+
     def tell_failure(self, rank: str) -> None:
-        """Tells all nodes that a rank of this attempt has failed. rank: its name, such as "rank 3"."""
-        if self._store is not None:
-            with suppress(RuntimeError):
-                self._store.set(f"{FAILED}{self._number}", rank)
+        """Tells all nodes that a rank of this attempt has failed. rank: its name, such as "rank 3"; the first stays."""
+        self._tell_once(f"{FAILED}{self._number}", rank)
 
     def failure(self) -> str:
         """Returns the name of a rank that failed in this attempt, on any node; "" where none is known."""
+        return self._told(f"{FAILED}{self._number}")
+
+    def _tell_once(self, key: str, text: str) -> None:
+        if self._store is not None:
+            with suppress(RuntimeError):  # the first node is gone, which the ranks notice
+                self._store.compare_set(key, "", text)
+
+    def _told(self, key: str) -> str:
         if self._store is None:
             return ""
         with suppress(RuntimeError):
-            if self._store.check([f"{FAILED}{self._number}"]):
-                return self._store.get(f"{FAILED}{self._number}").decode()
+            if self._store.check([key]):
+                return self._store.get(key).decode()
         return ""
 
-    def _key(self, what: str, node: int) -> str:
-        return f"drivetrain/{what}-{self._number}-{node}"
+    def _key(self, what: str) -> str:
+        return f"drivetrain/{what}-{self._number}"
 
     def goes_on_without(self) -> bool:
         """Returns whether the others may go on when this node leaves; none can without the first one's store."""

@@ -11,8 +11,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from drivetrain.config.micro_batch_backoff import AUTO, reduced, reduction
+from drivetrain.config.run import RunConfig
 from drivetrain.errors import OutOfMemory, RankError
 from drivetrain.launch.batch_size_finder import fitted
 from drivetrain.launch.elastic import Died, Killed, devices_left, one_attempt
@@ -24,12 +26,36 @@ from drivetrain.runtime.atomic_file import writing
 from drivetrain.runtime.attempt import Attempt
 
 
+class Place(Protocol):
+    """Where the ranks run, which decides how an attempt is made."""
+
+    def one_attempt(self, task: Job, folder: Path, meeting: Meeting, processes: int) -> Result: ...
+    def devices_left(self, run: RunConfig) -> int: ...
+
+
+class Here:
+    """This machine, by torch elastic."""
+
+    def one_attempt(self, task: Job, folder: Path, meeting: Meeting, processes: int) -> Result:
+        return one_attempt(task, folder, meeting, processes)
+
+    def devices_left(self, run: RunConfig) -> int:
+        return devices_left(run)
+
+
 def in_ranks(task: Job, node: Node) -> Result:
     """Does the task in separate processes, as often as its run allows."""
     with _launch(task, node) as (folder, meeting):
         if task.run.micro_batch_size == AUTO:
             task = fitted(task, folder, meeting)
-        return _until_done(task, folder, meeting)
+        return _until_done(task, folder, meeting, Here())
+
+
+def in_place(task: Job, place: Place) -> Result:
+    """Does the task on another place's devices, which one launching process reaches all: they need no meeting of
+    machines."""
+    with _launch(task, Node(), alone=True) as (folder, meeting):
+        return _until_done(task, folder, meeting, place)
 
 
 def cut_to_fit(task: Job, node: Node) -> Job:
@@ -41,21 +67,21 @@ def cut_to_fit(task: Job, node: Node) -> Job:
 
 
 @contextmanager
-def _launch(task: Job, node: Node) -> Iterator[tuple[Path, Meeting]]:
+def _launch(task: Job, node: Node, alone: bool = False) -> Iterator[tuple[Path, Meeting]]:
     with writing("the temporary folder", then="start again"):
         own = scratch.make()
     with own as folder:
-        yield folder, Meeting(task.run, node)
+        yield folder, Meeting(task.run.model_copy(update={"nodes": 1}) if alone else task.run, node)
 
 
-def _until_done(task: Job, folder: Path, meeting: Meeting) -> Result:
+def _until_done(task: Job, folder: Path, meeting: Meeting, place: Place) -> Result:
     since, causes, processes, run = time.monotonic(), list[str](), task.run.processes or 1, task.run
     while True:
         with writing(folder):
             (folder / TASK).write_text(task.model_dump_json(), encoding="utf-8")
             Attempt(since, task.max_restarts, causes, folder, reduction(task.run, run)).write()
         try:
-            return one_attempt(task, folder, meeting, processes)
+            return place.one_attempt(task, folder, meeting, processes)
         except OutOfMemory as shortage:
             smaller = reduced(run, shortage.samples) if task.verb == "train" else None
             if smaller is None:
@@ -75,7 +101,7 @@ def _until_done(task: Job, folder: Path, meeting: Meeting) -> Result:
             meeting.give_up()
             raise
         meeting.part()
-        processes = devices_left(task.run)
+        processes = place.devices_left(task.run)
         if not processes:
             if not meeting.goes_on_without():  # else the others would wait for this node
                 meeting.give_up()

@@ -8,12 +8,13 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from drivetrain.config.run import RunConfig
-from drivetrain.errors import problem
+from drivetrain.errors import Problem, UserError, problem
 
 PORT = 29500
+MOUNT = re.compile(r"/[^:,]*:/[^:,]*(:[a-z+]+)?")  # pyxis takes flags after a second colon
 SAVED = 143  # the run's exit code when SIGTERM ended it and it has saved
 
 
@@ -26,6 +27,8 @@ class Allocation:
     account: str | None = None
     cpus: int | None = None  # of each node
     memory: str | None = None  # of each node, as Kubernetes writes it: 200Gi
+    image: str | None = None  # of a container that pyxis makes
+    mounts: Sequence[str] = ()  # SRC:DST of folders in it, beside the one that the job starts in
 
     @property
     def notices(self) -> list[str]:
@@ -37,7 +40,9 @@ class Allocation:
 
 
 def sbatch_script(run_file: Path, overrides: Sequence[str], run: RunConfig, allocation: Allocation) -> str:
-    """Returns the script's text; processes and nodes are the run's."""
+    """Returns the script's text; processes and nodes are the run's. Raises UserError for a container in which the run
+    would be lost."""
+    _refuse(run, allocation)
     asked = {
         "job-name": run.name,
         "nodes": run.nodes,
@@ -71,12 +76,43 @@ def sbatch_script(run_file: Path, overrides: Sequence[str], run: RunConfig, allo
             *cores,
             "code=0",
             "# the rank differs from node to node, so the shell that srun starts there fills it in",
-            f"srun bash -c {shlex.quote(_on_a_node(command, run))} || code=$?",
+            f"srun {_container(allocation)}bash -c {shlex.quote(_on_a_node(command, run))} || code=$?",
             f'if [ "$code" -eq {SAVED} ]; then scontrol requeue "$SLURM_JOB_ID"; fi  # saved in time, and not done yet',
             'exit "$code"',
             "",
         ]
     )
+
+
+def _refuse(run: RunConfig, allocation: Allocation) -> None:
+    """Raises UserError for mounts that are none, and for a run whose checkpoints would end with the container."""
+    if allocation.image is None:
+        if allocation.mounts:
+            raise problem("--mount", "was given without --image: there is no container to mount it in", "give --image")
+        return
+    problems = [
+        Problem("--mount", f"{each!r} is no SRC:DST of two absolute paths", "as in --mount /scratch/data:/data")
+        for each in allocation.mounts
+        if not MOUNT.fullmatch(each)
+    ]
+    places = [PurePosixPath(each.split(":")[1]) for each in allocation.mounts if MOUNT.fullmatch(each)]
+    folder = PurePosixPath(run.folder.as_posix())
+    here = PurePosixPath(Path.cwd().as_posix())  # mounted at its own place
+    if folder.is_absolute() and not any(folder.is_relative_to(place) for place in (here, *places)):
+        why = f"the run's folder {folder} lies in no mount: checkpoints would be lost with the container"
+        problems.append(Problem("output", why, "give a relative one, or mount it: --mount SRC:DST"))
+    if problems:
+        raise UserError(problems)
+
+
+def _container(allocation: Allocation) -> str:
+    """Returns srun's options for a container by pyxis: the folder that the job starts in is mounted at its own place.
+    https://github.com/NVIDIA/pyxis/wiki/Usage"""
+    if allocation.image is None:
+        return ""
+    mounts = "".join(f",{shlex.quote(each)}" for each in allocation.mounts)
+    image = f"--container-image={shlex.quote(allocation.image)}"
+    return f'{image} --container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD" '
 
 
 def slurm_memory(text: str) -> str:

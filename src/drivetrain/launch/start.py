@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from drivetrain.config.location import store_address
 from drivetrain.data.remote_sources import fetched
@@ -15,10 +16,18 @@ from drivetrain.memory.garbage import importing
 from drivetrain.runtime.heartbeat import Heart
 from drivetrain.runtime.lock import held
 
+if TYPE_CHECKING:
+    from drivetrain.launch.restarts import Place
 
-def start(task: Job, node: Node | None = None) -> Result:
+
+def start(task: Job, node: Node | None = None, place: Place | None = None) -> Result:
     """Does the job in as many processes as its run asks for. Returns a result or raises errors, as if there were one
-    process."""
+    process. place: where they run; None: on this machine, or on `node` among several."""
+    if place is not None:
+        with importing():
+            from drivetrain.launch.restarts import in_place
+        with _own_folder(task, True) as ready:
+            return in_place(ready, place)
     node, task = node or Node(), _with_sources(task)
     outer = OuterLauncher.here()
     if outer is not None:
@@ -56,11 +65,11 @@ def _with_sources(task: Job) -> Job:
     return task.model_copy(update={"run": run})
 
 
-def start_at_terminal(task: Job, node: Node) -> Result:
+def start_at_terminal(task: Job, node: Node, place: Place | None = None) -> Result:
     """Does the same; Ctrl-C, which command-line libraries turn into a silent exit, becomes Interrupted, with the
     training that is lost."""
     try:
-        return start(task, node)
+        return start(task, node, place)
     except KeyboardInterrupt:
         raise Interrupted(f"Interrupted{lost(task)}") from None
 

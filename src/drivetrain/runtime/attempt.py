@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,3 +61,15 @@ class Attempt:
         if not (self.folder / _ELAPSED).exists():
             write_whole(self.folder / _ELAPSED, json.dumps(elapsed_seconds))
         return float(json.loads((self.folder / _ELAPSED).read_text(encoding="utf-8")))
+
+    def kept(self) -> dict[str, str]:
+        """Returns what an attempt in another folder has to know of this one."""
+        assert self.folder is not None
+        files = [self.folder / name for name in (_PREPARED, _ELAPSED)]
+        return {file.name: file.read_text(encoding="utf-8") for file in files if file.exists()}
+
+    def restore(self, kept: Mapping[str, str]) -> None:
+        """Restores what `kept` returned."""
+        assert self.folder is not None
+        for name in kept.keys() & {_PREPARED, _ELAPSED}:
+            write_whole(self.folder / name, kept[name])

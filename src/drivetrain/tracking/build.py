@@ -23,6 +23,7 @@ TRACKERS = {
     "trackio": "drivetrain.tracking.trackio:TrackioTracker",
     "swanlab": "drivetrain.tracking.swanlab:SwanlabTracker",
     "prometheus": "drivetrain.tracking.prometheus:PrometheusTracker",
+    "opentelemetry": "drivetrain.tracking.opentelemetry:OpenTelemetryTracker",
 }
 BUILT_IN = ("progress", "jsonl", *TRACKERS)
 

@@ -20,7 +20,7 @@ from drivetrain.launch.diagnostics import stranded_ranks
 from drivetrain.launch.diagnostics.process_state import Standing, standing
 from drivetrain.launch.diagnostics.stack_request import pulses
 from drivetrain.launch.diagnostics.stranded_ranks import STILL_SECONDS, Stranded
-from drivetrain.launch.elastic import Died, _result
+from drivetrain.launch.elastic import Died, result_of
 from drivetrain.launch.job import Result
 from drivetrain.launch.outcome import done, failed, outcomes
 from drivetrain.runtime.heartbeat import WORKING, Pulse
@@ -101,7 +101,7 @@ def test_a_rank_is_ended_once_it_has_stood_still_however_it_waits(
     assert (left.rank, left.lost) == (0, True)
     assert left.message == "ended because rank 1 failed, which it waited for"
     with pytest.raises(RankError, match="rank 1: ValueError: broken") as raised:
-        _result(tmp_path, None)
+        result_of(tmp_path, {})
     assert raised.value.traceback == cause.traceback, "of the rank that failed"
 
 
@@ -171,7 +171,7 @@ def test_ranks_that_wait_for_another_machines_rank_are_ended_as_those_that_lost_
     for seconds in (0.0, STILL_SECONDS):
         peers.look(seconds, {0: PULSE}, name)
     with pytest.raises(Died, match="rank 0: ended because rank 2 failed, which it waited for"):
-        _result(tmp_path, None)
+        result_of(tmp_path, {})
 
 
 def write_file(folder: Path) -> None:

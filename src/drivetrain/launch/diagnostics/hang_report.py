@@ -93,23 +93,36 @@ def last_sizes(pulses: Sequence[Pulse]) -> str:
 
 def _behind(rows: Sequence[Row]) -> str | None:
     """Returns ranks that have not reached a collective which others wait in, by the numbers of torch's record."""
+    members: dict[str, list[Row]] = {}  # of each group, those that have begun one of its collectives
+    for row in rows:
+        for group, begun in row.standing.begun.items():
+            if begun > 0:
+                members.setdefault(group, []).append(row)
+    late_for: dict[tuple[str, int], tuple[list[Row], dict[str, int]]] = {}  # thousands may wait in the same one
     for row in rows:
         waits_for = row.standing.waits_for
         if waits_for is None:
             continue
         group, number = waits_for.group, waits_for.number
-        late = [each for each in rows if 0 < each.standing.begun.get(group, 0) < number]
-        others = [each for each in rows if each.standing.place == row.standing.place]
-        if late and not _wait_for_each_other(row, late):
+        if (group, number) not in late_for:
+            late = [each for each in members.get(group, ()) if each.standing.begun[group] < number]
+            late_for[group, number] = late, _wanted(late)
+        late, wanted = late_for[group, number]
+        # a late rank that waits in turn for this one leaves unknown which of the two went wrong
+        if late and all(row.standing.begun.get(other, 0) >= newest for other, newest in wanted.items()):
+            others = [each for each in rows if each.standing.place == row.standing.place]
             whose = f"{ranks(others)} wait{_s(others)} in{_at(row)}"
             return f"{ranks(late)} {_have(late)} not come to the {waits_for} that {whose}: {_each(late)}"
     return None
 
 
-def _wait_for_each_other(row: Row, late: Iterable[Row]) -> bool:
-    """Returns whether a late rank waits in turn for this one: then it is unknown which of the two went wrong."""
-    wanted = [each.standing.waits_for for each in late]
-    return any(each is not None and row.standing.begun.get(each.group, 0) < each.number for each in wanted)
+def _wanted(rows: Iterable[Row]) -> dict[str, int]:
+    """Returns the newest collective of each group that one of these ranks waits in."""
+    found: dict[str, int] = {}
+    for each in (row.standing.waits_for for row in rows):
+        if each is not None:
+            found[each.group] = max(each.number, found.get(each.group, 0))
+    return found
 
 
 def _split(rows: Sequence[Row], is_first: Any) -> tuple[list[Row], list[Row]]:

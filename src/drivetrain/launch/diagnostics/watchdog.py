@@ -38,7 +38,6 @@ from drivetrain.runtime.run_folder import RunFolder
 POLL_SECONDS = 1.0
 NOTICE_SECONDS = 45  # a possible hang is reported so early, and does not end the run yet
 GONE_SECONDS = 10  # a rank that ended without a word leaves others an error of the network, most times
-HANG = "hang"  # a message to other machines: a rank there fails at once when ranks here are ended
 NODES_SECONDS = 10  # in which the others say where their ranks stand
 
 
@@ -79,9 +78,8 @@ class Watch:
 
     def _look_at(self, running: Mapping[int, Pulse], now: float) -> None:
         own: dict[Hashable, object] = {pulse.process: pulse.moves for pulse in running.values()}
-        self._meeting.tell("moves", str(sum(pulse.moves for pulse in running.values())))
-        others = {f"node {node}": reported for node, reported in self._meeting.heard("moves").items()}
-        still = self._moves.look(now, own | others)
+        own["all nodes"] = self._meeting.progress(sum(pulse.moves for pulse in running.values()))
+        still = self._moves.look(now, own)
         self._beats.look(now, {pulse.process: pulse.beats for pulse in running.values()})
         gone = tuple(pulse.process for pulse in running.values() if state_of(pulse) == "gone")
         for_long = self._gone.look(now, {"gone": gone}) >= GONE_SECONDS
@@ -106,13 +104,13 @@ class Watch:
         own = self._rows(running, True)
         rows = sorted([*own, *self._others(own)], key=lambda row: row.rank)
         # another machine's ranks may be ended by now, and ours with them
-        seen_elsewhere = bool(self._meeting.heard(HANG))
+        seen_elsewhere = bool(self._meeting.hang())
         if not seen_elsewhere and (self._over.is_set() or self._goes_on(rows, running)):  # since they were asked
             return
         kept = self._keep(in_full(rows))
         _say(f"{table(rows)}{f'With stacks in {kept}' if kept else ''}")
-        self.hang = f"hang: {blame(rows)}{since}"
-        self._meeting.tell(HANG, self.hang)
+        self.hang = self._reason(f"hang: {blame(rows)}{since}")
+        self._meeting.tell_hang(self.hang)
         kill(running.values())
 
     def _goes_on(self, rows: list[Row], running: Mapping[int, Pulse]) -> bool:
@@ -136,13 +134,17 @@ class Watch:
 
     def _others(self, own: list[Row]) -> list[Row]:
         """Returns rows of the other machines, which find the hang at about the same time."""
-        self._meeting.tell("rows", json.dumps([row.as_dict() for row in own]))
-        until = time.monotonic() + NODES_SECONDS
-        found = self._meeting.heard("rows")
-        while len(found) < len(self._meeting.heard("moves")) and time.monotonic() < until:
+        reported = self._meeting.rows(json.dumps([row.as_dict() for row in own]), NODES_SECONDS)
+        return [Row.of(row) for text in reported for row in json.loads(text)]
+
+    def _reason(self, own: str) -> str:
+        """Returns the sentence of the first machine, where only that one has all rows; else this machine's."""
+        until = time.monotonic() + 2 * NODES_SECONDS
+        while not self._meeting.reads_all and time.monotonic() < until:
+            if self._meeting.hang():
+                return self._meeting.hang()
             time.sleep(0.5)
-            found = self._meeting.heard("rows")
-        return [Row.of(row) for reported in found.values() for row in json.loads(reported)]
+        return own
 
     def _keep(self, text: str) -> Path | None:
         """Writes the report into the run's folder, if there is one."""
