@@ -54,7 +54,7 @@ def test_a_run_whose_ranks_are_killed_at_random_ends_with_the_same_bits_and_samp
     monkeypatch.setenv(VARIABLE, str(samples))
     spread = (*LONG, "engine=ddp", "processes=2")
     ended = killed(slowly, (*spread, "max_restarts=2"), Path(output.name), kills=kills, dice=random.Random(0))
-    assert ended.code == 0, ended.described
+    assert ended.code == 0, ended.words
     assert len(ended.moments) == kills
     same_end(slowly / "whole", output)
     check_each_once(surviving(samples), 60, 44)
@@ -71,7 +71,7 @@ def test_a_run_whose_ranks_are_killed_at_random_ends_with_the_same_bits_and_samp
 def test_a_run_of_one_process_is_killed_more_often_than_it_may_and_ends_with_the_history(slowly: Path) -> None:
     ended = killed(slowly, (*LONG, "max_restarts=1"), Path("alone"), kills=2, dice=random.Random(1))
     assert ended.code == 1
-    described = " ".join(ended.described.split())
+    described = " ".join(ended.words.split())
     assert "restart 1 of at most 1: rank 0 was ended by SIGKILL" in described
     assert "started 2 times, as max_restarts=1 allows; before: 1. rank 0 was ended by SIGKILL" in described
 
