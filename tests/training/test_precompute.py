@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from drivetrain.data.cache_entries import entries
 from drivetrain.training import precompute
 
 Run = Callable[..., tuple[int, str, str]]
@@ -81,6 +82,8 @@ def test_cached_log_probabilities_give_the_curve_of_a_frozen_copy(drivetrain: Ru
 def test_later_runs_read_them_and_other_weights_data_or_precision_do_not(drivetrain: Run, computed: list[int]) -> None:
     trained(drivetrain, "one", "cached")
     assert computed == [19, 5]  # the training data, and those held out
+    listed = [each.kind for each in entries(Path("cache"))]
+    assert listed.count("log-probabilities under a reference") == 2, "`drivetrain cache` shows and prunes them"
     trained(drivetrain, "two", "cached", "optimizer.lr=0.1", "workload.preference.beta=0.3")
     assert computed == [19, 5]
     for number, other in enumerate(("seed=1", "precision=bf16-mixed", "workload.data.length=20"), 2):
@@ -92,7 +95,7 @@ def test_a_resume_reads_them_and_makes_damaged_ones_again(drivetrain: Run, compu
     trained(drivetrain, "whole", "cached")
     trained(drivetrain, "parts", "cached", "loop.steps=3")
     assert computed == [19, 5]
-    for file in Path("cache/references").iterdir():
+    for file in Path("cache").glob("reference-*.npy"):
         file.write_bytes(file.read_bytes()[:100])
     trained(drivetrain, "parts", "cached", "--resume")
     assert computed == [19, 5, 19, 5]

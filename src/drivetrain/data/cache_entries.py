@@ -35,6 +35,7 @@ NAMES = {
     re.compile(r"images-[0-9a-f]{40}"): "images of tables",
     re.compile(r"pictures-[0-9a-f]{40}"): "decoded pictures",
     re.compile(r"source-[0-9a-f]{40}\.json"): "digest of a file",
+    re.compile(r"reference-[0-9a-f]{40}\.npy"): "log-probabilities under a reference",
     re.compile(r"stream-[0-9a-f]{40}\.jsonl"): "row counts of a stream",
     re.compile(r"[0-9a-f]{40}\.npz"): "tokens of samples",
 }

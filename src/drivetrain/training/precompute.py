@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
+from drivetrain.data.cache_entries import keep_below_bound
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.generation.passes import Passes
@@ -30,7 +31,7 @@ def precompute(
     """
     for each in workload.precomputed(training):
         key = next(known for known in ranks.all_gather(each.key) if known is not None)
-        file = each.folder / f"{digest([key, precision])}.npy"
+        file = each.folder / f"reference-{digest([key, precision])}.npy"
         shape = len(each.samples), each.width
         if not all(ranks.all_gather(_read(file, shape) is not None)):
             values = _computed(each, workload, engine, ranks, batch_size)
@@ -83,3 +84,4 @@ def _write(file: Path, values: np.ndarray) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as aside, aside.open("wb") as opened:
             np.save(opened, values)
+    keep_below_bound(file.parent)

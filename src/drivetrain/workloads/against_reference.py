@@ -112,7 +112,7 @@ class FromPreferences(AgainstReference):
         if not self._caches:
             return ()
         data = [each for each in (self.train if training else None, self.evaluation) if each is not None]
-        folder = (self._config.data.cache or default_root()) / "references"
+        folder = self._config.data.cache or default_root()
         return [self._precomputed(each, folder) for each in data if isinstance(each, JoinedSamples)]
 
     def _precomputed(self, samples: JoinedSamples, folder: Path) -> Precomputed:
