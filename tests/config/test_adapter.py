@@ -30,6 +30,7 @@ METHODS: list[Any] = [
     "lora",
     {"dora": True, "rank": 4},
     {"pissa": True, "alpha": 3},
+    {"method": "oft", "block_size": 64, "dropout": 0.1},
     "ia3",
     {"method": "ia3", "targets": ["q_proj", "up_proj"], "feedforward": ["up_proj"]},
     "prompt",
@@ -52,6 +53,8 @@ def test_the_run_file_that_a_run_leaves_gives_the_same_run_again(adapter: Any) -
     ("adapter", "field"),
     [
         ({"method": "ia3", "rank": 4}, "adapter.rank"),
+        ({"method": "oft", "rank": 4}, "adapter.rank"),
+        ({"block_size": 16}, "adapter.block_size"),
         ({"method": "prompt", "train_also": ["head"]}, "adapter.train_also"),
         ({"method": "ia3", "feedforward": ["up_proj"]}, "adapter.feedforward"),
         ({"dora": True, "pissa": True}, "adapter.pissa"),

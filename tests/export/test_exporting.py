@@ -78,6 +78,7 @@ KINDS = {
     "rslora": {"adapter": {"method": "lora", "rslora": True}},
     "pissa": {"adapter": {"method": "lora", "pissa": True}},
     "ia3": {"adapter": "ia3"},
+    "oft": {"adapter": {"method": "oft", "block_size": 16}},
     "nf4": {"adapter": "lora", "quantised_base": {"format": "nf4"}},
     "int8": {"adapter": "lora", "quantised_base": {"format": "int8"}},
 }

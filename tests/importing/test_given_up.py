@@ -36,7 +36,7 @@ XTUNER = "train_cfg = dict(max_iters=4)\n"
         (SFT.replace("sft", "grpo"), ".yaml", "stage"),
         (SFT.replace("sft", "dpo") + "ref_model_adapters: c/d\n", ".yaml", "ref_model_adapters"),
         (SFT.replace("sft", "kto") + "pref_ftx: 0.5\n", ".yaml", "pref_ftx"),
-        (SFT.replace("full", "oft"), ".yaml", "finetuning_type"),
+        (SFT.replace("full", "bone"), ".yaml", "finetuning_type"),
         (SFT + "use_llama_pro: true\n", ".yaml", "use_llama_pro"),
         (ARGUMENTS + '"label_smoothing_factor": 0.1}', ".json", "label_smoothing_factor"),
         (ARGUMENTS + '"neftune_noise_alpha": 5}', ".json", "neftune_noise_alpha"),

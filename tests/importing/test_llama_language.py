@@ -168,7 +168,7 @@ def test_where_the_meaning_differs_it_is_reported(lines: str, key: str, fate: st
     ("text", "key", "fate", "reason"),
     [
         (SFT.replace("sft", "grpo"), "stage", "refused", "there are pt, sft"),
-        (SFT.replace("full", "oft"), "finetuning_type", "refused", "oft: there are full, freeze, lora"),
+        (SFT.replace("full", "bone"), "finetuning_type", "refused", "bone: there are full, freeze, lora"),
         (SFT.replace("full", "bitfit"), "finetuning_type", "refused", "there are full, freeze"),
         (SFT + "quantization_bit: 4\n", "quantization_bit", "refused", "nothing would be trained without lora"),
         (

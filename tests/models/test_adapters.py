@@ -41,6 +41,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "pissa, rank-stabilised": {"pissa": True, "rank": 4, "rslora": True},
     "embeddings too": {"targets": ["embed_tokens", "v_proj"]},
     "head trained whole": {"train_also": ["lm_head"]},
+    "oft": {"method": "oft", "block_size": 16},
+    "oft of some": {"method": "oft", "block_size": 8, "targets": ["q_proj", "v_proj"]},
     "ia3": {"method": "ia3"},
     "prompt": {"method": "prompt", "virtual_tokens": 6},
     "prefix": {"method": "prefix", "virtual_tokens": 6},
@@ -108,7 +110,9 @@ def test_a_checkpoint_of_an_adapter_holds_what_is_trained_and_nothing_else(block
     )
 
 
-@pytest.mark.parametrize("kind", [{}, {"method": "ia3"}, {"method": "prompt", "virtual_tokens": 3}])
+@pytest.mark.parametrize(
+    "kind", [{}, {"method": "oft", "block_size": 16}, {"method": "ia3"}, {"method": "prompt", "virtual_tokens": 3}]
+)
 def test_a_classifier_learns_its_head_too_and_plain_peft_loads_both(kind: dict[str, Any], tmp_path: Path) -> None:
     sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
@@ -288,6 +292,8 @@ def test_a_target_that_does_not_exist_is_answered_with_the_nearest(base: Path) -
         ({"method": "ia3", "targets": ["q_proj"], "feedforward": ["up_proj"]}, "up_proj are no targets"),
         ({"name": "layers"}, "has modules called layers"),
         ({"method": "ia3", "targets": "all-linear"}, "and needs their names"),
+        ({"method": "oft", "block_size": 48}, "48 does not divide the .* inputs of .*_proj.* other layers"),
+        ({"method": "oft", "block_size": 4, "targets": ["embed_tokens"]}, "embed_tokens is no linear layer"),
     ],
 )
 def test_modules_that_do_not_go_together_are_refused(block: dict[str, Any], words: str, base: Path) -> None:

@@ -16,7 +16,7 @@ import bitsandbytes.functional as bnb
 import numpy as np
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, PeftConfig, PrefixTuningConfig, PromptEncoderConfig, get_peft_model
+from peft import IA3Config, LoraConfig, OFTConfig, PeftConfig, PrefixTuningConfig, PromptEncoderConfig, get_peft_model
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -62,6 +62,14 @@ ADAPTERS: dict[str, tuple[dict[str, Any], Callable[[], PeftConfig]]] = {  # ours
     "pissa": ({"rank": 4, "pissa": True}, lambda: LoraConfig(**LORA, init_lora_weights="pissa")),  # type: ignore[arg-type]
     "qlora": ({"rank": 4}, lambda: LoraConfig(**LORA)),  # type: ignore[arg-type]
     "int8lora": ({"rank": 4}, lambda: LoraConfig(**LORA)),  # type: ignore[arg-type]
+    "oft": (
+        {"method": "oft", "block_size": 16},
+        lambda: OFTConfig(r=0, oft_block_size=16, target_modules=TARGETS, task_type="CAUSAL_LM"),
+    ),
+    "qoft": (
+        {"method": "oft", "block_size": 16},
+        lambda: OFTConfig(r=0, oft_block_size=16, target_modules=TARGETS, task_type="CAUSAL_LM"),
+    ),
     "ia3": ({"method": "ia3"}, lambda: IA3Config(task_type="CAUSAL_LM")),
     "prefix": (
         {"method": "prefix", "virtual_tokens": 4},
@@ -72,7 +80,11 @@ ADAPTERS: dict[str, tuple[dict[str, Any], Callable[[], PeftConfig]]] = {  # ours
         lambda: PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=16, task_type="CAUSAL_LM"),
     ),
 }
-QUANTISED = {"qlora": QuantisedBase(format="nf4"), "int8lora": QuantisedBase(format="int8")}
+QUANTISED = {
+    "qlora": QuantisedBase(format="nf4"),
+    "qoft": QuantisedBase(format="nf4"),
+    "int8lora": QuantisedBase(format="int8"),
+}
 WIDE = {"hidden_size": 128, "intermediate_size": 256}  # of which two ranks have whole blocks of NF4's codes
 PHI: dict[str, Any] = {"model_type": "phi", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "qk_layernorm": True}
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from tests.parity.mesh_cases import MeshCase, check, plain, run_cases
 from tests.parity.spawned import curves
 from tests.ranks import RankPool
 
-METHODS = ("lora", "dora", "pissa", "ia3", "prefix", "ptuning")
+METHODS = ("lora", "dora", "pissa", "oft", "ia3", "prefix", "ptuning")
 ENGINES = [
     {"name": "ddp"},
     {"name": "fsdp"},
@@ -20,7 +20,7 @@ ENGINES = [
 ]
 PARTS = {"sequence_parallel": True, "loss_parallel": True}
 CASES = [
-    *(MeshCase({"name": "single"}, model=f"sft-{method}") for method in (*METHODS, "qlora", "int8lora")),
+    *(MeshCase({"name": "single"}, model=f"sft-{method}") for method in (*METHODS, "qlora", "qoft", "int8lora")),
     *(MeshCase(engine, model="sft-lora") for engine in (ENGINES[0], ENGINES[-1])),
     MeshCase({"name": "fsdp"}, model="sft-qlora"),
     MeshCase({"tp": 2}, model="sft-lora"),
@@ -37,6 +37,11 @@ REST = [
     *(MeshCase(engine, model="sft-int8lora") for engine in ENGINES[:2]),
     *(MeshCase(engine, model="sft-dora") for engine in ENGINES[1:]),
     MeshCase({"name": "fsdp"}, model="sft-ia3"),
+    *(MeshCase(engine, model="sft-oft") for engine in ENGINES),
+    MeshCase({"name": "fsdp"}, model="sft-qoft"),
+    MeshCase({"pp": 2}, model="sft-oft"),
+    MeshCase({"cp": 2}, model="sft-padded-oft"),
+    MeshCase({"name": "fsdp"}, "bf16-mixed", model="sft-oft"),
     MeshCase({"name": "ddp"}, model="sft-prefix"),
     MeshCase({"name": "fsdp"}, model="sft-ptuning"),
     MeshCase({"name": "deepspeed", "stage": 1}, model="sft-lora"),

@@ -12,17 +12,18 @@ from drivetrain.config.files import read_json
 from drivetrain.config.location import Source, store_address
 from drivetrain.errors import Problem, UserError
 
-Method = Literal["lora", "ia3", "prompt", "prefix", "p-tuning"]
+Method = Literal["lora", "oft", "ia3", "prompt", "prefix", "p-tuning"]
 PROMPTS = ("prompt", "prefix", "p-tuning")  # virtual tokens before each sample; nothing within the model changes
 OF_METHOD: dict[str, tuple[str, ...]] = {
     "rank": ("lora",),
     "alpha": ("lora",),
-    "dropout": ("lora", "p-tuning"),
+    "dropout": ("lora", "oft", "p-tuning"),
+    "block_size": ("oft",),
     "rslora": ("lora",),
     "dora": ("lora",),
     "pissa": ("lora",),
     "lr_ratio": ("lora",),
-    "targets": ("lora", "ia3"),
+    "targets": ("lora", "oft", "ia3"),
     "feedforward": ("ia3",),
     "virtual_tokens": PROMPTS,
     "hidden_size": ("prefix", "p-tuning"),
@@ -39,19 +40,20 @@ def _several(given: Any) -> Any:
 
 
 class Adapter(Frozen):
-    method: Method = doc("lora, ia3, prompt, prefix or p-tuning", "lora")
+    method: Method = doc("lora, oft, ia3, prompt, prefix or p-tuning", "lora")
     path: Source | None = doc("A saved adapter (PEFT's folder, or a checkpoint of one) to go on with", None)
     trained: bool = doc("False: the adapter at path stays as it is, below the others", True)
     name: str = doc("Name that distinguishes several adapters", "default", pattern=r"^[A-Za-z0-9_-]+$")
     targets: Annotated[Literal["all-linear"] | list[Ending], BeforeValidator(_several)] | None = doc(
-        "Modules that get one, by the end of their names; left out, lora: all linear layers but the head; ia3: PEFT's "
-        "choice for the architecture",
+        "Modules that get one, by the end of their names; left out, lora and oft: all linear layers but the head; ia3: "
+        "PEFT's choice for the architecture",
         None,
         min_length=1,
     )
     rank: int = doc("lora: rank", 8, gt=0)
     alpha: float | None = doc("lora: the update is scaled by alpha / rank; left out, twice the rank", None, gt=0)
-    dropout: float = doc("lora, p-tuning: dropout", 0.0, ge=0, lt=1)
+    dropout: float = doc("lora, p-tuning: dropout; oft: share of blocks that do not turn", 0.0, ge=0, lt=1)
+    block_size: int = doc("oft: inputs that are turned together, a divisor of every target's inputs", 32, gt=1)
     rslora: bool = doc("lora: scaled by alpha / sqrt(rank) (rank-stabilised)", False)
     dora: bool = doc("lora: learn the length of each output's weights separately (DoRA)", False)
     pissa: bool = doc("lora: start from the largest singular vectors of the weights (PiSSA)", False)

@@ -74,8 +74,9 @@ def reference_problems(block: ReferenceBlock, field: str, adapters: Sequence[Ada
 
 
 def _starts_without_effect(adapters: Sequence[Adapter]) -> bool:
-    """Returns whether the model as it starts is the base: LoRA's B is 0 at first, IA3's factors are 1."""
+    """Returns whether the model as it starts is the base: LoRA's B is 0 at first, OFT turns nothing, IA3's factors
+    are 1."""
     return all(
-        adapter.path is None and adapter.method in ("lora", "ia3") and not adapter.pissa and not adapter.train_also
+        adapter.path is None and adapter.method not in PROMPTS and not adapter.pissa and not adapter.train_also
         for adapter in adapters
     )

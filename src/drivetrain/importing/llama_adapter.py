@@ -10,21 +10,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from drivetrain.importing.key_reader import KeyReader
-from drivetrain.importing.llama_weights import is_lora, names_of
+from drivetrain.importing.llama_weights import has_adapter, is_oft, names_of
 
 OF_NEW = (
     *("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora", "use_dora", "additional_target"),
     *("pissa_init", "pissa_iter", "pissa_convert"),
 )
+OF_OFT = ("oft_rank", "oft_block_size", "oft_target", "module_dropout")
 OF_SAVED = ("adapter_name_or_path", "adapter_folder", "create_new_adapter")
 OF_RATES = ("loraplus_lr_ratio", "loraplus_lr_embedding")
 OF_BASE = (
     *("quantization_bit", "quantization_method", "quantization_type", "double_quantization"),
     "quantization_device_map",
 )
-TOGETHER = (*OF_NEW, *OF_SAVED, *OF_RATES, *OF_BASE)
+TOGETHER = (*OF_NEW, *OF_OFT, *OF_SAVED, *OF_RATES, *OF_BASE)
 
 RANK = 8
+BLOCK = 32  # inputs
 ROUNDS = 16  # of PiSSA's fast singular value decomposition, unless pissa_iter says otherwise
 FORMATS = {4: "nf4", 8: "int8"}
 WEIGHTS_ALONE = "of the weights alone: inputs stay as they are, there they are in 8 bits too"
@@ -33,13 +35,15 @@ BITSANDBYTES = ("bnb", "bitsandbytes")
 
 def lacking(given: KeyReader) -> tuple[str, str] | None:
     """Returns the key because of which no such adapter or base can be trained here, and the reason."""
-    if given.switch("train_from_scratch") and is_lora(given):
+    if is_oft(given) and given.count("oft_rank", 0):
+        return "oft_rank", "a number of blocks for each layer: there is oft_block_size"
+    if given.switch("train_from_scratch") and has_adapter(given):
         return "train_from_scratch", "an adapter of a randomly made model could not be loaded"
     bits, method = given.count("quantization_bit", 0), given.word("quantization_method", "bnb")
     kind = given.word("quantization_type", "nf4")
     if not bits:
         return None
-    if not is_lora(given):
+    if not has_adapter(given):
         return "quantization_bit", "a base in few bits is frozen, and nothing would be trained without lora"
     if method not in BITSANDBYTES:
         return "quantization_method", f"{method}: there are bitsandbytes' 4 and 8 bits (bnb)"
@@ -52,10 +56,11 @@ def lacking(given: KeyReader) -> tuple[str, str] | None:
 
 def adapters(given: KeyReader) -> None:
     """Translates a new adapter, or saved ones: the last is trained on, or all stay frozen below a new one."""
-    if not is_lora(given):
+    if not has_adapter(given):
         given.off(*OF_NEW, *OF_RATES, "create_new_adapter", why="it is of finetuning_type lora")
-        given.lose("adapter_name_or_path", "adapters are of finetuning_type lora: merge it into the model")
-        given.off("adapter_folder", why="it is of finetuning_type lora")
+        given.off(*OF_OFT, why="it is of finetuning_type oft")
+        given.lose("adapter_name_or_path", "adapters are of finetuning_type lora and oft: merge it into the model")
+        given.off("adapter_folder", why="it is of finetuning_type lora and oft")
         return
     saved, folder = names_of(given, "adapter_name_or_path"), str(given.take("adapter_folder", "")).strip("/")
     given.note("adapter_folder", "mapped" if saved else "unneeded", "the folder within adapter_name_or_path")
@@ -69,7 +74,7 @@ def adapters(given: KeyReader) -> None:
         _new(given)
     else:
         given.note("finetuning_type", "mapped", "the adapter at adapter.path has it")
-        given.off(*OF_NEW, why="the adapter that is trained on has its own")
+        given.off(*OF_NEW, *OF_OFT, why="the adapter that is trained on has its own")
     _rates(given)
     if len(paths) == 1 and not stacks:
         given.set("adapter_name_or_path", "adapter.path", paths[0])
@@ -78,6 +83,10 @@ def adapters(given: KeyReader) -> None:
 
 
 def _new(given: KeyReader) -> None:
+    if is_oft(given):
+        _new_oft(given)
+        return
+    given.off(*OF_OFT, why="it is of finetuning_type oft")
     given.set("finetuning_type", "adapter.method", "lora")
     rank = given.count("lora_rank", RANK)
     given.set("lora_rank", "adapter.rank", rank)
@@ -85,18 +94,32 @@ def _new(given: KeyReader) -> None:
     given.set("lora_alpha", "adapter.alpha", plain(alpha))
     if given.has("lora_dropout"):
         given.set("lora_dropout", "adapter.dropout", given.number("lora_dropout", 0.0))
-    targets = names_of(given, "lora_target")
-    given.set("lora_target", "adapter.targets", targets if targets and "all" not in targets else "all-linear")
-    whole = names_of(given, "additional_target")
-    if whole:
-        given.set("additional_target", "adapter.train_also", whole)
-    given.off(*(() if whole else ("additional_target",)))
+    _targets(given, "lora_target")
     for key, to in (("use_rslora", "adapter.rslora"), ("use_dora", "adapter.dora")):
         if given.switch(key):
             given.set(key, to, True)
         else:
             given.off(key)
     _start(given)
+
+
+def _new_oft(given: KeyReader) -> None:
+    given.off(*(key for key in (*OF_NEW, *OF_RATES) if key != "additional_target"), why="it is of finetuning_type lora")
+    given.set("finetuning_type", "adapter.method", "oft")
+    given.off("oft_rank", why="blocks have the size oft_block_size")
+    given.set("oft_block_size", "adapter.block_size", given.count("oft_block_size", BLOCK))
+    if given.has("module_dropout"):
+        given.set("module_dropout", "adapter.dropout", given.number("module_dropout", 0.0))
+    _targets(given, "oft_target")
+
+
+def _targets(given: KeyReader, key: str) -> None:
+    targets = names_of(given, key)
+    given.set(key, "adapter.targets", targets if targets and "all" not in targets else "all-linear")
+    whole = names_of(given, "additional_target")
+    if whole:
+        given.set("additional_target", "adapter.train_also", whole)
+    given.off(*(() if whole else ("additional_target",)))
 
 
 def plain(value: float) -> float:

@@ -19,7 +19,7 @@ from drivetrain.importing import (
     training_arguments,
 )
 from drivetrain.importing.key_reader import KeyReader, in_turn
-from drivetrain.importing.llama_weights import is_lora
+from drivetrain.importing.llama_weights import has_adapter
 from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
 from drivetrain.importing.training_keys import TOGETHER as TRAINED_TOGETHER
 from drivetrain.importing.translated_file import Default, Source, TranslatedFile
@@ -63,7 +63,7 @@ def _precision(given: KeyReader, driver: str | None) -> None:
         given.off("pure_bf16")
         frozen = (
             "frozen weights that are not quantised are in fp32 (LLaMA-Factory keeps them in 16 bits)"
-            if is_lora(given)
+            if has_adapter(given)
             else ""
         )
         training_arguments.precision(given, driver, frozen)
@@ -159,8 +159,6 @@ KEYS: dict[str, Handler] = {
     **_all("audio_sampling_rate", _later("models of sound")),
     **_all("freeze_vision_tower freeze_multi_modal_projector", _MULTIMODAL),
     **_all("freeze_language_model media_dir", _MULTIMODAL),
-    # adapters
-    **_all("module_dropout oft_rank oft_block_size oft_target", fated("unneeded", "it is of finetuning_type oft")),
     # data
     "overwrite_cache": fated("unneeded", "tokenised data are made again when what made them changed"),
     "data_shared_file_system": fated("unneeded", "every machine reads the data at the run file's path"),

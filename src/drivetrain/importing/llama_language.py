@@ -21,7 +21,7 @@ from drivetrain.importing.llama_model import published_config
 from drivetrain.importing.llama_weights import CUTOFF, cutoff, names_of
 
 STAGES = {stage.llama_factory: stage for stage in language_stages.STAGES.values() if stage.llama_factory is not None}
-METHODS = ("full", "freeze", "lora")
+METHODS = ("full", "freeze", "lora", "oft")
 DATA = "workload.data"
 BUFFER = 16_384
 

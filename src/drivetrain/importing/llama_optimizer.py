@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from drivetrain.importing import training_arguments
 from drivetrain.importing.key_reader import KeyReader
-from drivetrain.importing.llama_weights import is_lora
+from drivetrain.importing.llama_weights import has_adapter
 from drivetrain.importing.training_keys import OPTIMIZERS
 
 OPTIONS = "optimizer.options"
@@ -31,7 +31,7 @@ def optimizer(given: KeyReader) -> None:
 
 def _lacking(given: KeyReader) -> str | None:
     """Returns why GaLore is not translated."""
-    if is_lora(given):
+    if has_adapter(given):
         return "an adapter's matrices are small already: LLaMA-Factory refuses lora and GaLore together"
     over = given.word("optim", "adamw_torch")
     if OPTIMIZERS.get(over, ("",))[0] != "adamw":

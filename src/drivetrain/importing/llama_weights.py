@@ -10,9 +10,18 @@ MODEL = "workload.model"
 CUTOFF = 2048  # tokens, where cutoff_len is not given
 
 
-def is_lora(given: KeyReader) -> bool:
-    """Returns whether LoRA is trained, which is the default. The key still counts as unread."""
-    return str(given.raw.get("finetuning_type") or "lora").strip().lower() == "lora"
+def _method(given: KeyReader) -> str:
+    """Returns what is trained, LoRA by default. The key still counts as unread."""
+    return str(given.raw.get("finetuning_type") or "lora").strip().lower()
+
+
+def is_oft(given: KeyReader) -> bool:
+    return _method(given) == "oft"
+
+
+def has_adapter(given: KeyReader) -> bool:
+    """Returns whether an adapter is trained, and not the model's own weights."""
+    return _method(given) in ("lora", "oft")
 
 
 def names_of(given: KeyReader, key: str) -> list[str]:
@@ -47,7 +56,7 @@ def _named(given: KeyReader) -> None:
         "enable_liger_kernel": (f"{MODEL}.fused_loss", "the loss alone: norms and positions are the model's own"),
     }
     for key, (to, why) in switches.items():
-        if given.switch(key) and key == "resize_vocab" and is_lora(given):
+        if given.switch(key) and key == "resize_vocab" and has_adapter(given):
             given.lose(key, "no base would have the new rows that the adapter needs: resize and save it first")
         elif given.switch(key):
             given.set(key, to, True, why)
@@ -79,7 +88,7 @@ def _rope(given: KeyReader) -> None:
 def _trained(given: KeyReader) -> None:
     """Translates which weights are trained."""
     if given.word("finetuning_type", "lora") != "freeze":
-        if not is_lora(given):
+        if not has_adapter(given):
             given.note("finetuning_type", "mapped", "all parameters are trained")
         given.off("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules", "use_llama_pro")
         return

@@ -38,6 +38,8 @@ def is_ia3(layer: nn.Module) -> bool:
 
 
 def variants(layer: Any) -> list[str]:
-    """Returns what a LoRA layer computes beside B A x, such as DoRA. Empty for plain LoRA and IA3."""
+    """Returns what a layer computes with whole rows: DoRA, OFT. Empty for plain LoRA and IA3."""
+    if hasattr(layer, "oft_R"):
+        return ["OFT"]
     found = getattr(layer, "lora_variant", {}).values()
     return sorted({type(variant).__name__.removesuffix("LinearVariant").removesuffix("Variant") for variant in found})

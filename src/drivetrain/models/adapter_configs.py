@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -32,6 +33,12 @@ def configured(block: Adapter, model: Any, whole: Sequence[str], base: str | Non
             use_dora=block.dora,
             init_lora_weights="pissa" if block.pissa else True,
             **own,
+        )
+    if block.method == "oft":
+        targets = _targets(block, model, whole)
+        _check_blocks(block, model, targets)
+        return peft.OFTConfig(
+            r=0, oft_block_size=block.block_size, module_dropout=block.dropout, target_modules=targets, **own
         )
     if block.method == "ia3":
         return peft.IA3Config(**_ia3_modules(block, model, whole), **own)
@@ -106,6 +113,30 @@ def _targets(block: Adapter, model: nn.Module, whole: Sequence[str]) -> list[str
         fix = "name its layers in adapter.targets (convolutions too)"
         raise problem("adapter.targets", f"{type(model).__name__} has no linear layer beside its head", fix)
     return _shortened(chosen, [name for name, _ in _outside_of_adapters(model)])
+
+
+def _check_blocks(block: Adapter, model: nn.Module, targets: list[str] | str) -> None:
+    """Raises UserError for targets whose inputs are no multiple of the block: PEFT would take another size for each."""
+    ends = set(targets.replace("\\", "").split("|") if isinstance(targets, str) else targets)
+    endings = tuple(f".{name}" for name in ends)
+    meant = {name: each for name, each in _outside_of_adapters(model) if name in ends or name.endswith(endings)}
+    if others := sorted(name for name, module in meant.items() if not _is_linear(module)):
+        raise problem("adapter.targets", f"{others[0]} is no linear layer, and oft is of these", "leave it out")
+    inputs = {name: _inputs(module) for name, module in meant.items()}
+    if broken := {name: count for name, count in inputs.items() if count % block.block_size}:
+        name, count = next(iter(broken.items()))
+        why = f"{block.block_size} does not divide the {count} inputs of {name}"
+        why += f" and those of {len(broken) - 1} other layers" if len(broken) > 1 else ""
+        common = math.gcd(*inputs.values())
+        largest = max(size for size in range(1, min(common, block.block_size) + 1) if common % size == 0)
+        raise problem("adapter.block_size", why, f"{largest} divides those of all" if largest > 1 else "name targets")
+
+
+def _inputs(module: nn.Module) -> int:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    bare = module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
+    return bare.in_features if isinstance(bare, nn.Linear) else int(bare.weight.shape[0])  # type: ignore[arg-type]
 
 
 def _ia3_modules(block: Adapter, model: Any, whole: Sequence[str]) -> dict[str, list[str]]:

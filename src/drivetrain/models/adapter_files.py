@@ -21,7 +21,7 @@ from drivetrain.errors import problem
 from drivetrain.models import adapter_origin
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-KINDS = ("LORA", "IA3", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING")
+KINDS = ("LORA", "OFT", "IA3", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING")
 PROMPT = "prompt_embeddings"  # virtual tokens, which PEFT puts in place by itself
 PREFIX = "base_model.model."  # how PEFT calls the model within its wrapper
 
@@ -35,7 +35,13 @@ class Saved:
     @property
     def replaced(self) -> list[str]:
         """Returns what it holds whole, in the place of the model's: modules that its config names, else weights."""
-        marks = ("lora_", "ia3_", ".base_layer.", PROMPT)  # PEFT repeats an embedding that it adapts as base_layer
+        marks = (
+            "lora_",
+            "oft_",
+            "ia3_",
+            ".base_layer.",
+            PROMPT,
+        )  # PEFT repeats an embedding that it adapts as base_layer
         whole = [name.removeprefix(PREFIX) for name in self.tensors if not any(mark in name for mark in marks)]
         return list(getattr(self.config, "modules_to_save", None) or whole)
 

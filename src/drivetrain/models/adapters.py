@@ -1,10 +1,11 @@
 """Puts adapters into a model, through PEFT: all else is frozen, and a checkpoint holds only what is trained.
 
-LoRA (Hu et al. 2021), rsLoRA (Kalajdzievski 2023), DoRA (Liu et al. 2024), PiSSA (Meng et al. 2024), IA3 (Liu et al.
-2022), prompt tuning (Lester et al. 2021), prefix tuning (Li and Liang 2021), P-tuning (Liu et al. 2021).
+LoRA (Hu et al. 2021), rsLoRA (Kalajdzievski 2023), DoRA (Liu et al. 2024), PiSSA (Meng et al. 2024), OFT (Qiu et al.
+2023), IA3 (Liu et al. 2022), prompt tuning (Lester et al. 2021), prefix tuning (Li and Liang 2021), P-tuning (Liu et
+al. 2021).
 
-LoRA and IA3 are put in place of the layers they adapt: the model keeps its class and all other names, so that engines,
-packing and the head's hooks see the usual modules. Prompts stand before the model, in PEFT's own wrapper.
+LoRA, OFT and IA3 are put in place of the layers they adapt: the model keeps its class and all other names, so that
+engines, packing and the head's hooks see the usual modules. Prompts stand before the model, in PEFT's own wrapper.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from drivetrain.models.transformers_classifiers import AT_RANDOM, QUANTISED_AS_L
 if TYPE_CHECKING:
     from drivetrain.models.streamed_base import Streaming
 
-PEFTS_OWN = ("lora_", "ia3_", "base_layer", "modules_to_save", "prompt_encoder")
+PEFTS_OWN = ("lora_", "oft_", "ia3_", "base_layer", "modules_to_save", "prompt_encoder")
 KEPT = "checkpointed"  # a model's attribute: the names of its state that checkpoints hold, where those are not all
 
 

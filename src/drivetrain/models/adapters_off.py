@@ -13,8 +13,8 @@ from drivetrain.models.language_options import evaluating
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """While the block runs, LoRA and IA3 layers compute what they compute without their adapters, without gradient and
-    without dropout.
+    """While the block runs, LoRA, OFT and IA3 layers compute what they compute without their adapters, without gradient
+    and without dropout.
 
     PEFT's own `disable_adapter` also stops the adapters' parameters from requiring gradients, which engines that
     shard or reduce them have planned for; here only the flag changes that a layer's forward pass reads.

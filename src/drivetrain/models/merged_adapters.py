@@ -8,8 +8,8 @@ from drivetrain.models.quantised_linear import QuantisedLinear
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """Returns the model with the products of LoRA's and IA3's layers in its weights, in place: its class and names are
-    those of its base. Layers whose weights are codes become plain ones, with the numbers that the codes stand for.
+    """Returns the model with the work of LoRA's, OFT's and IA3's layers in its weights, in place: its class and names
+    are those of its base. Layers whose weights are codes become plain ones, with the numbers that the codes stand for.
     Prompts and prefixes, which are no part of any weight, stay."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 

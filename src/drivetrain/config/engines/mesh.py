@@ -208,6 +208,9 @@ class MeshEngine(EngineBlock):
         if self.tp > 1 and any(adapter.dora for adapter in adapters):
             why = f"DoRA measures whole rows of weights, of which each of tp ({self.tp}) ranks has a part"
             yield Problem("adapter.dora", why, "leave it or engine.tp out")
+        if self.tp > 1 and any(adapter.method == "oft" and adapter.path is None for adapter in adapters):
+            why = f"OFT turns whole inputs, of which each of tp ({self.tp}) ranks has a part"
+            yield Problem("adapter.method", why, "give lora, or leave engine.tp out")
 
     def low_bit_problems(self, kind: OptimizerKind, label: str) -> Iterator[Problem]:
         del label
