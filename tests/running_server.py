@@ -99,6 +99,7 @@ def running(app: ASGIApp, stop_seconds: int = 1) -> Iterator[Running]:
     finally:
         stop()
         thread.join()
+        listening.close()
     for client in found.clients:
         client.close()
 

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_gpu import ADAPTED, PLANTED, PRECISIONS
-from tests.test_waits import WORKLOADS
+from tests.fake_gpu import KINDS, PLANTED, PRECISIONS
 
-KINDS = [*sorted(WORKLOADS), *ADAPTED]
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -87,6 +87,9 @@ class Stilled(Workload):
     def auxiliary(self) -> Mapping[str, Auxiliary]:
         return self._inner.auxiliary
 
+    def build_auxiliary(self, name: str) -> nn.Module:
+        return self._inner.build_auxiliary(name)
+
     def precomputed(self, training: bool) -> Sequence[Precomputed]:
         return self._inner.precomputed(training)
 
