@@ -132,11 +132,12 @@ def _check_blocks(block: Adapter, model: nn.Module, targets: list[str] | str) ->
         raise problem("adapter.block_size", why, f"{largest} divides those of all" if largest > 1 else "name targets")
 
 
-def _inputs(module: nn.Module) -> int:
+def _inputs(module: Any) -> int:
+    """Counts the inputs of a linear layer, adapted or not; Conv1D has them in the rows of its weight."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    bare = module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
-    return bare.in_features if isinstance(bare, nn.Linear) else int(bare.weight.shape[0])  # type: ignore[arg-type]
+    bare: Any = module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
+    return int(bare.in_features if isinstance(bare, nn.Linear) else bare.weight.shape[0])
 
 
 def _ia3_modules(block: Adapter, model: Any, whole: Sequence[str]) -> dict[str, list[str]]:
