@@ -110,3 +110,23 @@ def test_edits_are_kept_while_the_server_cannot_be_reached(page: Any) -> None:
     text = page.input_value("#yaml")
     assert "batch_size: 48" in text
     assert "seed: 9" in text
+
+
+def test_a_configuration_of_other_software_is_imported_by_upload(page: Any, tmp_path: Path) -> None:
+    given = tmp_path / "llama.yaml"
+    given.write_text(
+        "stage: sft\nfinetuning_type: lora\nmodel_name_or_path: models/mine\ndataset: alpaca\ntemplate: alpaca\n"
+        "learning_rate: 1.0e-4\nuse_dft_loss: true\nlogging_steps: 3\n"
+    )
+    page.click("summary:has-text('Import a configuration')")
+    page.set_input_files("#import", given)
+    page.wait_for_selector(".note.bad:has-text('use_dft_loss')")
+    page.click("[data-accept]")
+    page.wait_for_selector("[data-imported]")
+    page.wait_for_selector("tr:has-text('use_dft_loss') .badge:has-text('left out')")
+    until(page, lambda: page.input_value("#field-name") == "llama")
+    assert float(page.input_value("#field-optimizer-lr")) == 1e-4
+    page.click("[data-tab=yaml]")
+    assert "# Imported from llama.yaml" in page.input_value("#yaml")
+    page.reload()
+    until(page, lambda: "# Imported from llama.yaml" in page.input_value("#yaml"))
