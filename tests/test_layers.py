@@ -42,7 +42,7 @@ LAYERS = [
     ["prove", "plan"],
     ["profile"],
     ["launch"],
-    ["compare", "importing", "replay"],
+    ["compare", "importing", "replay", "run_page"],
     ["checkpoint/convert"],
     ["export"],
     ["board"],

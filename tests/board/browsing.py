@@ -82,3 +82,14 @@ def until(page: Any, holds: Callable[[], bool]) -> None:
             return
         page.wait_for_timeout(100)
     pytest.fail("what the test waited for did not come")
+
+
+def begin(page: Any, recipe: str = "digits") -> None:
+    """Begins a new run with a recipe, until it is checked."""
+    page.click(f"[data-recipe={recipe}]")
+    page.wait_for_selector("[data-ready]")
+
+
+def visit(page: Any, place: str) -> None:
+    """Follows a link within the page."""
+    page.goto(f"{page.url.split('#')[0]}{place}")

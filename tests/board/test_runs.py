@@ -9,19 +9,23 @@ import sys
 from array import array
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from drivetrain.board.access import User
 from drivetrain.board.board import OWN, Board
-from drivetrain.board.curves import MOST_MARKS, Curves, thinned
+from drivetrain.board.curves import Curves
 from drivetrain.board.entries import Asked, Claim, Ended, claimed, now
 from drivetrain.board.last_start import LastStarts
 from drivetrain.board.run_details import details
+from drivetrain.board.run_record import record_of
 from drivetrain.board.run_summary import EDGE
 from drivetrain.board.runs import Runs
+from drivetrain.run_page.page import as_html
+from drivetrain.tracking.columns import MOST_MARKS, thinned
 from drivetrain.web.refusals import Refusal
-from tests.board.boards import append, ask, made, point, serving, write_run
+from tests.board.boards import TOKENS, USERS, append, ask, made, point, serving, write_run
 
 
 @pytest.fixture
@@ -304,3 +308,28 @@ def test_a_run_is_not_deleted_while_its_resume_waits(board: Board) -> None:
         board.delete(User("anna", "administrator"), "one")
     claimed(board.queue.entries.folder / again.id, Claim(by="anna", time=now()))
     assert board.delete(User("anna", "administrator"), "one") > 0
+
+
+def test_the_report_of_a_run_is_a_download_for_viewers_too(tmp_path: Path) -> None:
+    with serving(tmp_path / "runs", USERS) as (server, board):
+        name = 'größe 一 "two"; x=1'
+        write_run(board.root / name, steps=40)
+        where = f"/api/runs/{quote(name)}/report"
+        status, headers, page = server.ask(where, None, None, authorization=f"Bearer {TOKENS['vera']}")
+        assert status == 200
+        assert headers["content-type"].startswith("text/html")
+        assert headers["content-disposition"] == f"attachment; filename*=UTF-8''{quote(name + '.html', safe='')}"
+        assert b"<figcaption>Loss</figcaption>" in page
+        assert server.ask("/api/runs/none/report", authorization=f"Bearer {TOKENS['vera']}")[0] == 404
+        assert server.ask(where)[0] == 401
+
+
+def test_the_report_of_a_run_that_never_began_has_its_log(board: Board) -> None:
+    asked = entry(board, "mine")
+    folder = board.queue.entries.folder / asked.id
+    claimed(folder, Claim(by="keeper", time=now(), host="other", process=1))
+    (folder / "log.txt").write_text("no room on the disk\n")
+    (folder / "ended.json").write_text(Ended(code=1, time=now()).model_dump_json())
+    record = record_of(board.runs, board.queue.entries, "mine")
+    assert (record.status, record.sent) == ("failed", "# mine\n")
+    assert "no room on the disk" in as_html(record)

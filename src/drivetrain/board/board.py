@@ -84,7 +84,7 @@ class Board:
             raise UserError(problems)
 
     def _named_problems(self, user: User, text: str) -> list[Problem]:
-        return [] if self._is_trusted(user) else named_places(run_file.values_of(text), self.run_places)
+        return [] if self.is_trusted(user) else named_places(run_file.values_of(text), self.run_places)
 
     def usable(self, user: User, text: str, axes: Sequence[str] = ()) -> RunConfig:
         """Returns the run of a run file that this user may read data and train with. axes: of a plan, which change it.
@@ -97,13 +97,14 @@ class Board:
 
     def refuse_foreign(self, user: User, run: RunConfig, axes: Sequence[str] = ()) -> None:
         """Raises UserError for Python, and for files outside the board's folders, that an operator's run file names."""
-        if self._is_trusted(user):
+        if self.is_trusted(user):
             return
         problems = [*foreign_problems(run, self.run_places), *axes_problems(axes, self.run_places)]
         if problems:
             raise UserError(problems)
 
-    def _is_trusted(self, user: User) -> bool:
+    def is_trusted(self, user: User) -> bool:
+        """Returns whether a user's run files may name Python, and files outside the board's folders."""
         return user.may("administrator") or (self.operators_code and user.may("operator"))
 
     @property

@@ -32,6 +32,14 @@ class Edit(Body):
     remove: Annotated[list[Name], Field(max_length=1000)] = []
 
 
+class Import(Body):
+    """files: texts of configurations that belong together, by name. without: keys to drop although something else is
+    trained without them."""
+
+    files: Annotated[dict[Name, Annotated[str, Field(max_length=1 << 18)]], Field(min_length=1, max_length=8)]
+    without: Annotated[list[Name], Field(max_length=200)] = []
+
+
 class Command(Body):
     yaml: Text
     recipe: Name | None = None

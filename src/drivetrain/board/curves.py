@@ -1,102 +1,16 @@
-"""Curves of runs: the points of events.jsonl as columns, read on from where they were read last.
-
-A resumed run rewrites its file without the points past its first step; the file is then another one (its inode), and
-the reader begins anew.
-"""
+"""The curves of runs that a page looks at: points of events.jsonl, of which each request gets those that it lacks."""
 
 from __future__ import annotations
 
 import threading
-from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from drivetrain.tracking.jsonl import FILE_NAME, parsed
+from drivetrain.tracking.columns import MEASURED, Curve, thinned
+from drivetrain.tracking.jsonl import FILE_NAME
 
-PARTS = (  # of a training's time
-    *("data", "forward", "backward", "forward_backward", "optimizer"),
-    *("statistics", "evaluation", "samples", "save"),
-)
-COLUMNS = {  # column → field of a step
-    "step": "step",
-    "epoch": "epoch",
-    "samples": "samples",
-    "seconds": "elapsed_seconds",
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "lr": "lr",
-    "samples_per_second": "samples_per_second",
-    "utilisation": "utilisation",
-}
-MEASURED = (*COLUMNS, "memory", *(f"time_{part}" for part in PARTS))
-NAN = float("nan")
-MOST_MARKS = 2000
 KEPT = 6  # runs
-MOST_READ = 1 << 28  # bytes of a file at once
-
-
-class Curve:
-    """The curve of one run as far as it was read."""
-
-    def __init__(self, file: Path, inode: int) -> None:
-        self._file, self.inode, self.end = file, inode, 0
-        self.columns = {name: array("d") for name in MEASURED}
-        self.evaluations: list[dict[str, Any]] = []
-        self.marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
-        self.num_marks = 0  # of all time: the first ones are dropped
-
-    def read_on(self) -> None:
-        """Reads the lines that came since; one that is not whole yet is left."""
-        with self._file.open("rb") as opened:
-            opened.seek(self.end)
-            content = opened.read(MOST_READ)
-        whole = content.rfind(b"\n") + 1
-        for line in content[:whole].splitlines():
-            event = parsed(line)
-            if event is not None:
-                self._take(event)
-        self.end += whole
-
-    def _take(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "step":
-            for name, value in _point(event).items():
-                self.columns[name].append(NAN if value is None else float(value))
-        elif kind == "evaluation":
-            at = {
-                name: self.columns[name][-1] if self.columns[name] else None for name in ("epoch", "samples", "seconds")
-            }
-            fields = {name: event[name] for name in ("step", "metrics", "best")}
-            self.evaluations.append({**at, **fields})
-            if event["best"]:
-                self._mark(event["step"], "best", "best evaluation so far")
-        elif kind == "checkpoint":
-            self._mark(event["step"], "checkpoint", Path(event["path"]).name)
-        elif kind == "run_started" and event["first_step"]:
-            self._mark(event["first_step"], "restart", f"went on from step {event['first_step']}")
-        elif kind == "trouble":
-            self._mark(event["step"], "trouble", event["message"])
-        elif kind == "warning":
-            self._mark(int(self.columns["step"][-1]) if self.columns["step"] else 0, "warning", event["message"])
-
-    def _mark(self, step: int, kind: str, text: str) -> None:
-        self.marks.append({"step": step, "kind": kind, "text": text})
-        self.num_marks += 1
-
-    def marks_after(self, seen: int) -> list[dict[str, Any]]:
-        """Returns the marks that came after the first `seen` ones, as far as they are kept."""
-        return list(self.marks)[max(0, seen - (self.num_marks - len(self.marks))) :]
-
-
-def _point(event: dict[str, Any]) -> dict[str, float | None]:
-    """Returns a point of every column. memory: bytes, of the kind that is largest; time_...: the part's share of the
-    time since the point before."""
-    found: dict[str, float | None] = {name: event.get(key) for name, key in COLUMNS.items()}
-    found["memory"] = max(event.get("memory", {}).values(), default=None)
-    seconds = event.get("seconds_by_part", {})
-    total = sum(seconds.values())
-    return found | {f"time_{part}": seconds[part] / total if part in seconds and total else None for part in PARTS}
 
 
 class Curves:
@@ -167,21 +81,6 @@ def _parsed(cursor: str | None, curve: Curve) -> tuple[int, int, int] | None:
     if inode != curve.inode or any(count > length for count, length in zip(seen, lengths, strict=True)):
         return None
     return seen[0], seen[1], seen[2]
-
-
-def thinned(values: array[float], most: int) -> list[int]:
-    """Returns places of at most about `most` points that look like all of them: the lowest and the highest of each
-    stretch, NaN included, and the first and the last."""
-    size = len(values)
-    if size <= most:
-        return list(range(size))
-    stretches = max(1, most // 2)
-    found = {0, size - 1}
-    for number in range(stretches):
-        first, last = number * size // stretches, (number + 1) * size // stretches
-        own = range(first, last)
-        found |= {min(own, key=values.__getitem__), max(own, key=values.__getitem__)}
-    return sorted(found)
 
 
 def _json(values: Any) -> list[float | None]:

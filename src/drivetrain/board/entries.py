@@ -119,6 +119,12 @@ class Entry(Record):
         return self.asked.id
 
     @property
+    def command(self) -> str:
+        """The line that one would type."""
+        words = self.asked.words
+        return shlex.join(["drivetrain", *words]) + (f" < {TEXTS}" if READS_TEXTS in words else "")
+
+    @property
     def is_live(self) -> bool:
         return self.state in LIVE
 
@@ -145,7 +151,7 @@ class Entry(Record):
             "code": self.ended.code if self.ended else None,
             "devices": claim.devices if claim else [],
             "wanted": {"devices": asked.wanted, "count": asked.count, "kind": asked.device},
-            "command": shlex.join(["drivetrain", *asked.words]) + (f" < {TEXTS}" if READS_TEXTS in asked.words else ""),
+            "command": self.command,
             "resume": asked.resume,
         }
 

@@ -15,17 +15,12 @@ from drivetrain.config.training import SCHEDULES
 from drivetrain.runtime.strict_json import plain
 
 COMMON = {  # shown first
-    *("name", "workload.type", "workload.stage", "workload.model.path", "workload.data.source", "workload.data.train"),
-    *("workload.data.evaluation", "workload.data.text_column", "workload.data.label_column", "workload.data.template"),
-    *("workload.data.registry", "workload.data.length", "workload.data.max_length", "workload.data.image_size"),
-    *(
-        "workload.preference.loss",
-        "workload.preference.beta",
-        "adapter.method",
-        "adapter.rank",
-        "quantised_base.format",
-    ),
-    *("quantised_base.format", "precision", "engine", "processes", "device", "batch_size", "loop.epochs", "loop.steps"),
+    *("name", "workload.type", "workload.stage", "workload.model.path", "workload.model.tokenizer"),
+    *("workload.data.source", "workload.data.train", "workload.data.evaluation", "workload.data.text_column"),
+    *("workload.data.label_column", "workload.data.template", "workload.data.registry", "workload.data.length"),
+    *("workload.data.max_length", "workload.data.image_size", "workload.preference.loss", "workload.preference.beta"),
+    *("adapter", "adapter.method", "adapter.rank", "quantised_base", "quantised_base.format"),
+    *("precision", "engine", "processes", "device", "batch_size", "loop.epochs", "loop.steps"),
     *("optimizer.name", "optimizer.lr", "schedule.name", "schedule.warmup_ratio"),
     *("evaluation.every_epochs", "evaluation.every_steps", "checkpoints.every_steps", "seed"),
 }

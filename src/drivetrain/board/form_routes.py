@@ -11,14 +11,23 @@ from fastapi.responses import Response
 from drivetrain.board import run_file
 from drivetrain.board.answers import Json, allowed, user_of
 from drivetrain.board.board import Board
-from drivetrain.board.bodies import Command, Edit, Yaml
+from drivetrain.board.bodies import Command, Edit, Import, Yaml
 from drivetrain.board.form import form
+from drivetrain.board.imports import accepts, imported
 from drivetrain.board.static_files import Content
 from drivetrain.config.run import RunConfig
+from drivetrain.errors import UserError
 from drivetrain.init.catalogue import recipe, recipes
+from drivetrain.web.refusals import Refusal
 
 
 def add(app: FastAPI, board: Board) -> None:
+    _add_lists(app)
+    _add_texts(app)
+    _add_checks(app, board)
+
+
+def _add_lists(app: FastAPI) -> None:
     @app.get("/api/schema")
     def schema(request: Request) -> Response:
         """Returns the fields of a run file and their groups. A key of a field that is missing is null, false or
@@ -35,6 +44,8 @@ def add(app: FastAPI, board: Board) -> None:
         """Returns the recipes that come with drivetrain."""
         return _recipes().answer(request)
 
+
+def _add_texts(app: FastAPI) -> None:
     @app.post("/api/parse")
     def parse(body: Yaml) -> Response:
         """Returns the values of a run file."""
@@ -48,6 +59,13 @@ def add(app: FastAPI, board: Board) -> None:
         values = run_file.values_of(text)
         return Json({"yaml": text, "values": values, "flat": run_file.flat(values)})
 
+    @app.post("/api/command")
+    def command(body: Command) -> Response:
+        """Returns the lines that one would type."""
+        return Json(run_file.command(body.yaml, body.recipe))
+
+
+def _add_checks(app: FastAPI, board: Board) -> None:
     @app.post("/api/check")
     def check(request: Request, body: Yaml) -> Response:
         """Returns all problems that the schema and the rules of this machine find, in milliseconds."""
@@ -64,10 +82,16 @@ def add(app: FastAPI, board: Board) -> None:
         board.refuse_foreign(user, checked.run)
         return Json(board.verbs.check(user.name, body.yaml, board.runs.free_name(checked.run.name)))
 
-    @app.post("/api/command")
-    def command(body: Command) -> Response:
-        """Returns the lines that one would type."""
-        return Json(run_file.command(body.yaml, body.recipe))
+    @app.post("/api/import")
+    def import_(request: Request, body: Import) -> Response:
+        """Returns the run file that configurations of other software become, and what became of each of their keys."""
+        user = allowed(request)
+        try:
+            return Json(imported(board, user, body.files, body.without))
+        except UserError as error:
+            refusal = Refusal(422, "; ".join(f"{each.field}: {each.why}" for each in error.problems), "refused")
+            problems = [each.as_dict() for each in error.problems]
+            return Json({**refusal.body, "problems": problems, "accepts": accepts(error.problems)}, 422)
 
 
 @functools.cache  # these three are the same as long as the server runs: they are compressed at the first request

@@ -9,8 +9,9 @@ from typing import Any
 
 from drivetrain.board.run_summary import config_of
 from drivetrain.board.runs import Runs, files_of, size_of
+from drivetrain.run_page.record import json_of, notable
 from drivetrain.runtime.strict_json import plain, restored
-from drivetrain.tracking.jsonl import FILE_NAME, parsed
+from drivetrain.tracking.jsonl import FILE_NAME
 from drivetrain.web.refusals import Refusal
 
 MOST_FILES = 2000
@@ -41,13 +42,6 @@ def details(runs: Runs, name: str) -> dict[str, Any]:
     }
 
 
-def json_of(file: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(file.read_bytes())
-        return found if isinstance(found, dict) else None
-    return None
-
-
 def checkpoints(folder: Path) -> list[dict[str, Any]]:
     """Returns the checkpoints of a run, the newest first."""
     links = {each: (folder / each).resolve() for each in ("best", "last") if (folder / each).is_symlink()}
@@ -76,17 +70,6 @@ def file_in(folder: Path, inner: str) -> Path:
             if found.is_relative_to(place) and found.is_file():
                 return found
     raise Refusal(404, "there is no such file in this run", "no_file")
-
-
-def notable(file: Path, most: int = 200) -> list[dict[str, Any]]:
-    """Returns the last events that say something in words: starts, warnings, anomalies, the end."""
-    found: list[dict[str, Any]] = []
-    wanted = (b'"warning"', b'"trouble"', b'"run_finished"', b'"run_started"')
-    with contextlib.suppress(OSError), file.open("rb") as opened:
-        for line in opened:
-            if any(kind in line[:200] for kind in wanted) and (event := parsed(line)) is not None:
-                found = [*found[-most + 1 :], plain(event)]
-    return found
 
 
 def samples_of(folder: Path, most: int) -> list[dict[str, Any]]:

@@ -13,9 +13,11 @@ from drivetrain.board.board import Board, refuse_others
 from drivetrain.board.entries import LOG
 from drivetrain.board.queue_routes import TAIL, Most, Offset, log_part
 from drivetrain.board.run_details import WHAT_HAPPENS, details, file_in, samples_of
+from drivetrain.board.run_record import as_download, record_of, training_of
 from drivetrain.board.run_summary import Beside
 from drivetrain.board.runs import files_of, matching
 from drivetrain.errors import counted
+from drivetrain.run_page.page import as_html
 from drivetrain.tracking.quantities import size_text
 from drivetrain.web.refusals import Refusal
 
@@ -62,6 +64,12 @@ def _add_history(app: FastAPI, board: Board) -> None:
 def _add_files(app: FastAPI, board: Board) -> None:
     runs = board.runs
 
+    @app.get("/api/runs/{name}/report")
+    def report(name: str) -> Response:
+        """Returns the run as a page of a single file, as a download."""
+        page = as_html(record_of(runs, board.queue.entries, name))
+        return Response(page, media_type="text/html", headers=as_download(f"{name}.html"))
+
     @app.get("/api/runs/{name}/samples")
     def samples(name: str, last: Annotated[int, Query(ge=1, le=1000)] = 20) -> Response:
         """Returns the last prompts that the run answered."""
@@ -72,10 +80,10 @@ def _add_files(app: FastAPI, board: Board) -> None:
     def log(name: str, after: Offset = None, most: Most = TAIL) -> Response:
         """Returns a part of what the newest process of a run printed."""
         runs.one(name)
-        own = [each for each in runs.entries_of(name) if each.asked.verb == "train"]
-        if not own:
+        entry = training_of(runs, name)
+        if entry is None:
             raise Refusal(404, "the run was started outside the board, which has no log of it", "no_log")
-        return Json(log_part(board.queue.entries.folder / own[0].id / LOG, after, most, not own[0].is_live))
+        return Json(log_part(board.queue.entries.folder / entry.id / LOG, after, most, not entry.is_live))
 
     @app.get("/api/runs/{name}/files/{inner:path}")
     def file(name: str, inner: str) -> Response:

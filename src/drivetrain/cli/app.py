@@ -53,7 +53,11 @@ VERBS: dict[str, tuple[str, ...]] = {  # verb -> its file and function in this f
         "drivetrain profile run.yaml",
         "drivetrain profile run.yaml engine=fsdp processes=2 --steps 10 --try",
     ),
-    "report": ("report:report", "drivetrain report runs/one runs/two --output page"),
+    "report": (
+        "report:report",
+        "drivetrain report runs/one runs/two --output page",
+        "drivetrain report runs/one --output one.html",
+    ),
     "data": ("data:data", "drivetrain data run.yaml data.max_length=256", "drivetrain data run.yaml --rows 3"),
     "prove": ("prove:prove", "drivetrain prove run.yaml engine=fsdp processes=2"),
     "launch": (

@@ -1,12 +1,14 @@
 // Requests to the server. All addresses are relative to the page, which may stand behind a subpath.
 
 export class Refused extends Error {
-  // what a server answered instead: status (0: it cannot be reached), code, problems ([{field, why, fix}])
-  constructor(status, message, code, problems) {
+  // what a server answered instead: status (0: it cannot be reached), code, problems ([{field, why, fix}]), and keys of an
+  // import that may be dropped
+  constructor(status, message, code, problems, accepts) {
     super(message);
     this.status = status;
     this.code = code;
     this.problems = problems ?? [];
+    this.accepts = accepts ?? [];
   }
 }
 
@@ -30,7 +32,7 @@ async function ask(method, path, body, options = {}) {
   try { data = text ? JSON.parse(text) : null; } catch { /* a proxy's page of its own, reported below */ }
   if (answer.ok) return data;
   const error = data?.error ?? {};
-  throw new Refused(answer.status, error.message ?? `HTTP ${answer.status}`, error.code, data?.problems);
+  throw new Refused(answer.status, error.message ?? `HTTP ${answer.status}`, error.code, data?.problems, data?.accepts);
 }
 
 export const get = (path, options) => ask("GET", path, undefined, options);

@@ -2,6 +2,7 @@
 // written into the text by the server, which keeps comments.
 import { get, part, post } from "./api.js";
 import { Store } from "./store.js";
+import { withValue } from "./values.js";
 
 const WAIT = 250; // milliseconds without a change, after which the text is checked
 const AGAIN = 3000; // milliseconds until a server that could not be reached is asked again
@@ -52,6 +53,7 @@ export class Draft extends Store {
     this.waiting.remove = this.waiting.remove.filter((each) => each !== path);
     if (value === undefined) this.waiting.remove.push(path);
     else this.waiting.set[path] = value;
+    this.patch({ values: this.awaited(this.value.values) });
     this.save();
     this.later();
   }
@@ -71,7 +73,7 @@ export class Draft extends Store {
         if (!(await this.edit(yaml))) return this.later(); // a text was typed meanwhile, into which they are written next
       } else {
         const { values } = await post("parse", { yaml });
-        if (current()) this.patch({ values });
+        if (current()) this.patch({ values: this.awaited(values) });
       }
       if (current()) await this.check(this.value.yaml, current);
     } catch (error) {
@@ -98,8 +100,14 @@ export class Draft extends Store {
       return false;
     }
     this.keep(edited.yaml);
-    this.patch({ values: edited.values });
+    this.patch({ values: this.awaited(edited.values) });
     return true;
+  }
+
+  // Returns values as they will be with the changes that wait, so that a control keeps what was clicked.
+  awaited(values) {
+    const removed = this.waiting.remove.reduce((found, path) => withValue(found, path, undefined), values);
+    return Object.entries(this.waiting.set).reduce((found, [path, value]) => withValue(found, path, value), removed);
   }
 
   restore({ set, remove }) {

@@ -43,14 +43,14 @@ function Control({ field, id, own, state, change, described, invalid }) {
     return html`<div class="check"><input type="checkbox" ...${common} checked=${own ?? standing ?? false} onChange=${(event) => change(event.target.checked)} />
       <span class="quiet small">${(own ?? standing) ? t("field.on") : t("field.off")}</span></div>`;
   }
-  if (field.type === "block" && !field.many || field.path === "adapter" && !Array.isArray(own)) return html`<${Switch} ...${{ own, standing, change, common }} />`;
+  if (field.type === "block" && !field.many || field.path === "adapter" && !Array.isArray(own)) return html`<${Switch} ...${{ own, change, common }} />`;
   if (field.choices?.length && (field.type === "choice" || field.choices.length > FEW)) return html`<${Options} ...${{ field, own, standing, change, common }} />`;
   return html`<${Typed} ...${{ field, own, standing, change, common }} />`;
 }
 
 // Adds a block to the run, or takes it out; its fields then stand beside it.
-function Switch({ own, standing, change, common }) {
-  const on = (own ?? standing ?? null) !== null;
+function Switch({ own, change, common }) {
+  const on = (own ?? null) !== null; // without it there is no block
   return html`<div class="check"><input type="checkbox" role="switch" ...${common} checked=${on} onChange=${(event) => change(event.target.checked ? {} : undefined)} />
     <span class="quiet small">${on ? t("field.on") : t("field.off")}</span></div>`;
 }

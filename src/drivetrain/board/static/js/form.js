@@ -40,10 +40,10 @@ function Rest({ name, fields, shown }) {
 const isListed = (field) => field.type !== "block" || field.many || (field.nullable && !field.present);
 
 // Returns whether the blocks around a field are in the run.
-function isPresent(field, blocks, { values, resolved }) {
+function isPresent(field, blocks, { values }) {
   return blocks.every((block) => {
     if (!field.path.startsWith(`${block.path}.`)) return true;
-    const value = at(values, block.path) ?? at(resolved, block.path);
+    const value = at(values, block.path);
     return value !== undefined && value !== null && !Array.isArray(value);
   });
 }

@@ -11,11 +11,20 @@ export function at(values, path) {
   return value;
 }
 
+// Returns values with one of them replaced, or (undefined) taken out. A text in the place of a block is short for its kind.
+export function withValue(values, path, value) {
+  const [name, ...rest] = path.split(".");
+  const { [name]: own, ...others } = values ?? {};
+  if (!rest.length) return value === undefined ? others : { ...values, [name]: value };
+  const inner = typeof own === "string" ? { name: own } : own;
+  return inner === undefined && value === undefined ? values : { ...values, [name]: withValue(inner, rest.join("."), value) };
+}
+
 // Returns whether the fields of a block that a run file chose include this one. own: the file's values; resolved: with
 // all defaults, or null while the file has errors.
 export function exists(field, own, resolved) {
   return (field.when ?? []).every(({ path, is }) => {
-    const value = at(resolved, path) ?? at(own, path);
+    const value = at(own, path) ?? at(resolved, path); // a change shows before it is checked, and while there are errors
     return is.includes(value);
   });
 }

@@ -28,6 +28,7 @@ export default function NewRun({ me }) {
   return html`
     <div class="head"><h1 class="grow">${t("new.title")}</h1></div>
     <${Recipes} of=${recipes.recipes} chosen=${state.source?.recipe} begun=${begun} />
+    ${me.user.role === "viewer" ? null : html`<${Import} draft=${draft} />`}
     ${begun ? html`<div class="columns">
       <div>
         <${Tabs} label=${t("new.views")} value=${tab} options=${[["form", t("new.form")], ["yaml", t("new.yaml")], ["data", t("new.data")]]} onChoose=${(key) => settle({ tab: key })} />
@@ -46,6 +47,13 @@ function Recipes({ of, chosen, begun }) {
     <div class="recipes" style=${{ margin: ".8rem 0 0" }} role="group" aria-label=${t("new.recipes")}>${of.map((each) => html`
       <button type="button" class="recipe" key=${each.name} data-recipe=${each.name} aria-pressed=${String(each.name === chosen)} onClick=${() => choose(each.name)}>
         <b>${each.name}</b><span>${textOr(`recipe.${each.name}`, each.title)}</span></button>`)}</div></details>`;
+}
+
+// Its file is loaded when it is opened first.
+function Import({ draft }) {
+  const [Files, setFiles] = useState(null);
+  const open = (event) => { if (event.target.open && !Files) import("../import_files.js").then((module) => setFiles(() => module.default)); };
+  return html`<details class="box quietbox" onToggle=${open} data-import><summary><b>${t("import.title")}</b></summary>${Files ? html`<${Files} draft=${draft} />` : null}</details>`;
 }
 
 function Yaml({ draft, state }) {

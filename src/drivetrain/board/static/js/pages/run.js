@@ -52,9 +52,8 @@ function Facts({ run }) {
 function Actions({ run, actions, me, again }) {
   const [asked, setAsked] = useState(null);
   const key = useRef(crypto.getRandomValues(new Uint32Array(4)).join("-")); // a resume that is sent twice starts one process
-  if (me.user.role === "viewer") return null;
   const base = `runs/${part(run.name)}`;
-  const can = (what) => run.can.includes(what);
+  const can = (what) => me.user.role !== "viewer" && run.can.includes(what);
   const done = () => { setAsked(null); again(); };
   const ways = {
     stop: [() => post(`${base}/stop`), "main", false], kill: [() => post(`${base}/kill`), "danger", true],
@@ -63,7 +62,8 @@ function Actions({ run, actions, me, again }) {
   };
   return html`<div class="buttons">${Object.entries(ways).filter(([what]) => can(what)).map(([what, [, look]]) => html`
       <button key=${what} class=${what === "delete" ? "" : look} data-action=${what} onClick=${() => setAsked(what)}>${t(`run.${what}`)}</button>`)}
-    ${can("clone") ? html`<a class="button" href=${link(["new"], { from: run.name })}>${t("run.clone")}</a>` : null}</div>
+    ${can("clone") ? html`<a class="button" href=${link(["new"], { from: run.name })}>${t("run.clone")}</a>` : null}
+    <a class="button" href=${`api/${base}/report`} download data-report>${t("run.report")}</a></div>
     ${asked ? html`<${Confirm} title=${t(`run.${asked}_ask`, { name: run.name })} text=${[actions[asked], asked === "delete" ? t("run.frees", { size: bytes(run.bytes) }) : ""].filter(Boolean).join(" ")} action=${t(`run.${asked}`)} danger=${ways[asked][2]}
       onYes=${async () => { await ways[asked][0](); done(); }} onNo=${() => setAsked(null)} />` : null}`;
 }

@@ -1,0 +1,132 @@
+"""A new run in a real browser, by clicks alone: form, YAML, plan and data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.board.browsing import begin, until
+
+
+def test_an_error_is_shown_at_its_field_and_start_waits_for_it(page: Any) -> None:
+    begin(page)
+    page.fill("#field-optimizer-lr", "fast")
+    page.wait_for_selector("#field-optimizer-lr-error")
+    assert page.get_attribute("#field-optimizer-lr", "aria-invalid") == "true"
+    assert page.is_disabled("[data-start]")
+    page.fill("#field-optimizer-lr", "0.05")
+    page.wait_for_selector("[data-ready]")
+    assert page.locator(".field .error").count() == 0
+    assert page.is_enabled("[data-start]")
+
+
+def test_form_and_yaml_are_one_and_comments_stay(page: Any) -> None:
+    begin(page)
+    page.click("[data-tab=yaml]")
+    text = page.input_value("#yaml")
+    page.fill("#yaml", text.replace("batch_size: 64", "batch_size: 32  # small"))
+    page.click("[data-tab=form]")
+    until(page, lambda: page.input_value("#field-batch_size") == "32")
+    page.fill("#field-seed", "7")
+    page.click("[data-tab=yaml]")
+    until(page, lambda: "seed: 7" in page.input_value("#yaml"))
+    text = page.input_value("#yaml")
+    assert "batch_size: 32  # small" in text
+    page.fill("#yaml", f"{text}\nbatchsize: 3\n")
+    page.wait_for_selector("#problems .note.bad:has-text('batchsize')")  # an unknown key is an error
+
+
+def test_a_block_is_switched_on_and_off_while_another_field_has_an_error(page: Any) -> None:
+    begin(page)
+    page.fill("#field-optimizer-lr", "fast")
+    page.wait_for_selector("#field-optimizer-lr-error")
+    page.check("#field-adapter")  # a switch that goes back by itself fails here
+    page.wait_for_selector("#field-adapter-rank")
+    page.uncheck("#field-adapter")
+    page.wait_for_selector("#field-adapter-rank", state="detached")
+    page.click("[data-tab=yaml]")
+    until(page, lambda: "adapter" not in page.input_value("#yaml"))
+
+
+def test_every_field_is_found_by_search(page: Any) -> None:
+    begin(page)
+    page.fill("#search-fields", "log_every")
+    page.fill("#field-tracking-log_every", "3")
+    page.wait_for_selector("[data-field='tracking.log_every'].set")
+    page.fill("#search-fields", "no such thing")
+    page.wait_for_selector("text=Fields found: 0")
+
+
+def test_a_reload_keeps_what_was_typed(page: Any) -> None:
+    begin(page)
+    page.fill("#field-batch_size", "48")
+    page.wait_for_selector("[data-ready]")
+    page.reload()
+    until(page, lambda: page.input_value("#field-batch_size") == "48")
+
+
+@pytest.mark.slow
+def test_the_plan_stands_beside_start(page: Any) -> None:
+    begin(page)
+    page.click("[data-check]")
+    page.wait_for_selector("dt:has-text('Parameters') + dd:has-text('20,346 in all')", timeout=300_000)
+    assert page.inner_text("dt:has-text('Memory') + dd").endswith("a device")
+    assert "free" in page.inner_text("dt:has-text('Checkpoints') + dd")
+
+
+@pytest.mark.slow
+def test_data_are_shown_as_the_run_sees_them(page: Any) -> None:
+    begin(page)
+    page.click("[data-tab=data]")
+    page.wait_for_selector(".pictures img", timeout=300_000)
+    assert page.locator(".pictures img").count() == 20
+    assert page.locator(".classes [role=progressbar]").count() == 10
+    assert page.locator("img").last.evaluate("image => image.naturalWidth") > 0
+
+
+def test_data_are_chosen_by_clicks(page: Any, folder: Path) -> None:
+    (folder / "pictures" / "cat").mkdir(parents=True)
+    begin(page)
+    page.click("[data-field='workload.data.train'] button:has-text('Choose')")
+    page.click("dialog li button:has-text('pictures')")
+    page.wait_for_selector("dialog li button:has-text('cat')")
+    page.click("dialog button:has-text('Use this folder')")
+    until(page, lambda: page.input_value("#field-workload-data-train") == str(folder / "pictures"))
+
+
+def test_edits_are_kept_while_the_server_cannot_be_reached(page: Any) -> None:
+    begin(page)
+    page.context.set_offline(True)
+    page.fill("#field-batch_size", "48")
+    page.wait_for_selector("#problems .note.bad:has-text('cannot be reached')")
+    page.fill("#field-seed", "9")
+    page.wait_for_timeout(600)
+    assert page.is_disabled("[data-start]")
+    page.context.set_offline(False)
+    page.wait_for_selector("[data-ready]")
+    page.click("[data-tab=yaml]")
+    text = page.input_value("#yaml")
+    assert "batch_size: 48" in text
+    assert "seed: 9" in text
+
+
+def test_a_configuration_of_other_software_is_imported_by_upload(page: Any, tmp_path: Path) -> None:
+    given = tmp_path / "llama.yaml"
+    given.write_text(
+        "stage: sft\nfinetuning_type: lora\nmodel_name_or_path: models/mine\ndataset: alpaca\ntemplate: alpaca\n"
+        "learning_rate: 1.0e-4\nuse_dft_loss: true\nlogging_steps: 3\n"
+    )
+    page.click("summary:has-text('Import a configuration')")
+    page.set_input_files("#import", given)
+    page.wait_for_selector(".note.bad:has-text('use_dft_loss')")
+    page.click("[data-accept]")
+    page.wait_for_selector("[data-imported]")
+    page.wait_for_selector("tr:has-text('use_dft_loss') .badge:has-text('left out')")
+    until(page, lambda: page.input_value("#field-name") == "llama")
+    assert float(page.input_value("#field-optimizer-lr")) == 1e-4
+    page.click("[data-tab=yaml]")
+    assert "# Imported from llama.yaml" in page.input_value("#yaml")
+    page.reload()
+    until(page, lambda: "# Imported from llama.yaml" in page.input_value("#yaml"))

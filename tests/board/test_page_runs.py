@@ -1,0 +1,166 @@
+"""Runs in a real browser, by clicks alone: trained, watched, compared, used."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from drivetrain.board.board import OWN
+from drivetrain.board.entries import Asked, Claim, Ended, Entries, claimed, now, read_stop
+from tests.board.boards import point, write_run
+from tests.board.browsing import begin, until, visit
+
+
+@pytest.mark.long
+def test_a_run_is_trained_by_clicks_alone_and_started_once(page: Any, trained: str) -> None:
+    visit(page, f"#/runs/{trained}")
+    page.wait_for_selector("[data-chart=loss] canvas")
+    charts = page.locator("[data-chart]").evaluate_all("all => all.map(each => each.dataset.chart)")
+    assert {"loss", "accuracy", "lr", "grad_norm"} <= set(charts)
+    page.click("[data-tab=log]")
+    page.wait_for_selector("pre.log:has-text('completed')")
+    page.click("[data-tab=checkpoints]")
+    page.wait_for_selector("td:has-text('step-')")
+    page.click("nav a:has-text('Runs')")
+    page.wait_for_selector(f"tbody a:has-text('{trained}')")
+    assert page.locator(f"tbody a:has-text('{trained}')").count() == 1  # a double click starts one run
+
+
+def test_runs_are_compared_by_ticking_them(page: Any, folder: Path, trained: str) -> None:
+    runs = folder / "runs"
+    shutil.copytree(runs / trained, runs / "faster", symlinks=True)
+    settings = (runs / trained / "run.yaml").read_text()
+    (runs / "faster" / "run.yaml").write_text(re.sub(r"\blr: 0\.1\b", "lr: 0.2", settings))
+    visit(page, "#/runs")
+    for name in (trained, "faster"):
+        page.check(f"input[aria-label*='{name} ']")
+    page.click("a:has-text('Compare 2 runs')")
+    page.wait_for_selector("[data-chart=loss] canvas")
+    assert page.locator("[data-chart=loss] .key").all_inner_texts()[0].startswith(trained)
+    differing = page.locator("td:first-child code").all_inner_texts()
+    assert differing == ["optimizer.lr"]
+    assert page.locator("tr:has(code)").inner_text().split() == ["optimizer.lr", "0.1", "0.2"]
+
+
+def downloaded(page: Any, selector: str) -> Path:
+    with page.expect_download() as begun:
+        page.click(selector)
+    return Path(begun.value.path())
+
+
+def test_the_report_of_a_run_is_a_file_that_stands_by_itself(page: Any, trained: str, tmp_path: Path) -> None:
+    visit(page, f"#/runs/{trained}")
+    file = shutil.copy(downloaded(page, "[data-report]"), tmp_path / "report.html")
+    other = page.context.new_page()
+    loaded: list[str] = []
+    other.on("request", lambda request: loaded.append(request.url))
+    other.goto(Path(file).as_uri())
+    assert other.locator("figure svg").count() >= 4
+    assert "batch_size: 64" in other.inner_html("details >> nth=0")
+    assert loaded == [Path(file).as_uri()]
+
+
+def test_notes_and_tags_are_kept_and_searched(page: Any, trained: str) -> None:
+    visit(page, f"#/runs/{trained}?tab=notes")
+    page.fill("#tags", "baseline, first")
+    page.fill("#note", "<b>bold</b> as typed")
+    page.click("main form button")
+    page.wait_for_selector("text=Saved")
+    page.reload()
+    assert page.input_value("#note") == "<b>bold</b> as typed"
+    visit(page, "#/runs?tag=baseline")
+    page.wait_for_selector(f"tbody a:has-text('{trained}')")
+    assert page.locator("tbody .badge:has-text('baseline')").count() == 1
+
+
+def test_what_a_click_does_is_said_before_it_is_done(page: Any, folder: Path, trained: str) -> None:
+    shutil.copytree(folder / "runs" / trained, folder / "runs" / "superfluous", symlinks=True)
+    visit(page, "#/runs/superfluous")
+    page.click("[data-action=delete]")
+    assert re.search(r"[0-9]", page.inner_text("dialog p"))  # what it frees
+    page.click("dialog button:has-text('Cancel')")
+    assert (folder / "runs" / "superfluous").exists()
+    page.click("[data-action=delete]")
+    page.click("dialog button.danger")
+    page.wait_for_url("**/#/runs")
+    assert not (folder / "runs" / "superfluous").exists()
+
+
+@pytest.mark.slow
+def test_a_run_evaluates_predicts_an_upload_and_exports(page: Any, trained: str, tmp_path: Path) -> None:
+    Image.new("L", (32, 32), 255).save(tmp_path / "white.png")
+    visit(page, "#/evaluate")
+    page.select_option("#run", trained)
+    page.click("[data-evaluate]")
+    page.wait_for_selector("dt:has-text('Accuracy') + dd b", timeout=300_000)
+    assert 0 <= float(page.inner_text("dt:has-text('Accuracy') + dd b")) <= 1
+    page.set_input_files("#upload", tmp_path / "white.png")
+    page.wait_for_selector("a:has-text('CSV')", timeout=300_000)
+    assert page.locator("section table tbody tr").count() == 1
+    with page.expect_download() as downloaded:
+        page.click("a:has-text('CSV')")
+    assert len(downloaded.value.path().read_text().splitlines()) == 2
+    visit(page, f"#/export?run={trained}")
+    page.click("[data-export]")  # plain Transformers has no ResNet with GroupNorm: the reason is shown
+    page.wait_for_selector("pre.log:has-text('GroupNorm')", timeout=300_000)
+    page.click(".recipe:has-text('torch-export')")
+    page.click("[data-export]")
+    page.wait_for_selector(".note.good:has-text('Verified')", timeout=300_000)
+    assert page.locator("a[href*='/exports/']").count() > 0
+
+
+@pytest.mark.long
+def test_a_run_that_fails_shows_its_cause(page: Any, tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "broken.png").write_bytes(b"this is no picture")
+    begin(page)
+    page.select_option("#field-workload-data-source", "folder")
+    page.fill("#field-workload-data-train", str(tmp_path))
+    page.fill("#field-name", "broken")
+    page.wait_for_selector("[data-ready]")
+    page.click("[data-start]")
+    page.wait_for_url("**/#/runs/broken*")
+    page.wait_for_selector(".badge.bad")
+    shown = page.inner_text(".note.bad")
+    assert re.search("class|picture|image", shown)
+    report = downloaded(page, "[data-report]").read_text(encoding="utf-8")
+    assert "What to do" in report
+    assert "The end of its log" in report
+
+
+def test_a_point_that_comes_while_a_curve_is_awaited_is_asked_for_afterwards(page: Any, folder: Path) -> None:
+    run = write_run(folder / "runs" / "slow", steps=5, finished=None)
+    asked: list[str] = []
+
+    def answer(route: Any) -> None:
+        asked.append(route.request.url)
+        found = route.fetch()
+        if len(asked) == 1:
+            point(run, 6)
+            page.wait_for_timeout(3000)  # the page hears of the point while it waits
+        route.fulfill(response=found)
+
+    page.route(re.compile(r"/curve\?"), answer)
+    visit(page, "#/runs/slow")
+    page.wait_for_selector("[data-chart=loss] canvas")
+    until(page, lambda: len(asked) == 2)
+    shutil.rmtree(run)
+
+
+def test_what_runs_beside_training_is_ended_by_a_click(page: Any, folder: Path, trained: str) -> None:
+    entries = Entries(folder / "runs" / OWN / "entries")
+    asked = Asked(id="e" * 20, digest="", verb="evaluate", run=trained, words=["x"], owner="admin", created=now())
+    entry, _ = entries.add(asked, {})
+    claimed(entries.folder / entry.id, Claim(by="keeper", time=now(), host="other", process=1))
+    visit(page, "#/runs")
+    page.click(f"[data-end={entry.id}]")
+    page.wait_for_selector(".badge:has-text('stopping')")
+    stop = read_stop(entries.folder / entry.id)
+    assert stop is not None
+    assert stop.now
+    (entries.folder / entry.id / "ended.json").write_text(Ended(code=-9, time=now()).model_dump_json())
