@@ -14,7 +14,8 @@ import drivetrain
 from drivetrain.board.form import UNUSED, form
 from drivetrain.config.field_paths import owned_fields
 
-FILE = Path(drivetrain.__file__).parent / "board" / "static" / "text" / "zh.fields.json"
+TEXTS = Path(drivetrain.__file__).parent / "board" / "static" / "text"
+FILE = TEXTS / "zh.fields.json"
 WORD = re.compile(r"[A-Za-z0-9]+(?:[_.:/-][A-Za-z0-9]+)*")
 TRANSLATED = {"ONE", "e.g"}  # words of the English texts that look like names
 TAGS = {field["path"] for field in form()["fields"] if field.get("tag")}  # fields that choose among kinds of a block
@@ -105,6 +106,33 @@ def test_no_path_is_written_twice() -> None:
         return dict(pairs)
 
     json.loads(FILE.read_text(encoding="utf-8"), object_pairs_hook=once)
+
+
+def chinese_label(path: str, labels: dict[str, str]) -> str | None:
+    """Returns a field's name for people, as static/js/language.js finds it."""
+    common = json.loads((TEXTS / "zh.json").read_text(encoding="utf-8"))
+    return common.get(f"label.{path}", labels.get(path, labels.get(path.rpartition(".")[2])))
+
+
+def labels_lacking(labels: dict[str, str]) -> list[str]:
+    """Lists fields of the form without a label in Chinese, fields of one block with the same one, and labels of no
+    field."""
+    by_path = {field["path"]: chinese_label(field["path"], labels) for field in form()["fields"]}
+    found = [f"{path}: no label" for path, label in by_path.items() if not re.search("[\u4e00-\u9fff]", label or "")]
+    inside = Counter((path.rpartition(".")[0], label) for path, label in by_path.items() if label)
+    found += [f"{block}: {label} stands for several fields" for (block, label), count in inside.items() if count > 1]
+    names = {part for path in by_path for part in (path, path.rpartition(".")[2])}
+    used = {key for path in by_path for key in (path, path.rpartition(".")[2]) if by_path[path] == labels.get(key)}
+    return found + [f"{key}: no such field" for key in labels if key not in names or key not in used]
+
+
+def test_every_field_has_a_chinese_label_of_its_own() -> None:
+    labels = json.loads((TEXTS / "zh.labels.json").read_text(encoding="utf-8"))
+    assert labels_lacking(labels) == []
+    assert "scaler.init_scale: no label" in labels_lacking({k: v for k, v in labels.items() if k != "init_scale"})
+    assert "lrr: no such field" in labels_lacking({**labels, "lrr": "学习率"})
+    doubled = {**labels, "tp": labels["pp"]}
+    assert f"engine: {labels['pp']} stands for several fields" in labels_lacking(doubled)
 
 
 def test_every_text_is_chinese() -> None:

@@ -84,11 +84,11 @@ def test_the_language_changes_without_a_reload(page: Any) -> None:
     begin(page)
     page.evaluate("globalThis.kept = true")
     page.click("header button[lang=zh-CN]")
-    page.wait_for_selector("h1:has-text('新建训练')")
+    page.wait_for_selector("h1:has-text('新建运行')")
     assert page.evaluate("globalThis.kept") is True
     assert page.get_attribute("html", "lang") == "zh-CN"
     page.reload()
-    page.wait_for_selector("h1:has-text('新建训练')")
+    page.wait_for_selector("h1:has-text('新建运行')")
 
 
 def test_a_field_is_documented_in_chinese_by_the_kind_of_its_block(browser: Any, address: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from drivetrain.board import run_file
 from drivetrain.board.access import User
 from drivetrain.board.board import Board
 from drivetrain.board.foreign import FIX
@@ -39,7 +40,8 @@ def imported(board: Board, user: User, files: Mapping[str, str], without: Sequen
             raise UserError([_outside(folder, each) for each in error.problems]) from None
         if found.output is None:
             raise problem("files", "nothing is trained by these", "evaluate, predict or chat with the run instead")
-        text = _named(output.read_text(encoding="utf-8"), places[0].stem)
+        text = run_file.edited(output.read_text(encoding="utf-8"), {}, ["output"])  # the board's own
+        text = _named(text, places[0].stem)
         notes = [(label.replace(f"{folder}/", ""), note) for label, note in found.notes]
         return {
             "yaml": text.replace(f"{folder}/", ""),

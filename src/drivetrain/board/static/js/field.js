@@ -1,13 +1,13 @@
 // A field of a run file: its name, a control for its type, its documentation, and what is wrong with it.
 import { html, useEffect, useRef, useState } from "./html.js";
-import { documentation, t, textOr } from "./language.js";
+import { documentation, label, t } from "./language.js";
 import { FilePicker } from "./file_picker.js";
 import { asText, at, fromText } from "./values.js";
 
 const FILES = /\.(train|evaluation|path|registry|tokenizer|image_folder)$/; // fields that take a file or a folder
 const FEW = 4; // choices: with more, a field that takes other values too is a list of them all the same
 
-export const labelOf = (field) => textOr(`label.${field.path}`, field.path.split(".").at(-1).replaceAll("_", " "));
+export const labelOf = (field) => label(field.path);
 
 export function Field({ field, draft, state, problems }) {
   const own = ownValue(field, state.values);

@@ -1,12 +1,14 @@
 // The two catalogues of texts, static/text/*.json; a switch redraws the page without a reload. The documentation of fields
-// comes with the schema, in English; FIELDS names the files that have it in another language, loaded with the first form.
+// comes with the schema, in English; FIELDS names the files that have it, and the labels of rarer fields, in another language; they are loaded with the first
+// form.
 import { Store } from "./store.js";
 
 export const LANGUAGES = { en: "English", zh: "中文" };
 const TAGS = { en: "en", zh: "zh-CN" };
-const FIELDS = { zh: "zh.fields" };
+const FIELDS = { zh: ["zh.fields", "zh.labels"] };
 const catalogues = {};
 const fieldTexts = {}; // by language, then by path: a text, or one for each kind of the block that has the field
+const labels = {}; // by language, then by path or, of fields that are called the same everywhere, by the last name in it
 let hasForm = false;
 export const language = new Store("en");
 
@@ -26,7 +28,10 @@ export async function loadFieldTexts() {
 
 async function load(name) {
   catalogues[name] ??= await read(name);
-  if (hasForm && FIELDS[name]) fieldTexts[name] ??= await read(FIELDS[name]);
+  if (!hasForm || !FIELDS[name] || fieldTexts[name]) return;
+  const [texts, own] = await Promise.all(FIELDS[name].map(read));
+  labels[name] = own;
+  fieldTexts[name] = texts;
 }
 
 async function read(file) {
@@ -51,6 +56,13 @@ export function t(key, values = {}) {
 
 // Returns the text of a key that only some things have, or what stands for it.
 export const textOr = (key, otherwise) => catalogues[language.value]?.[key] ?? otherwise;
+
+// Returns the name of a field for people; in English that of a rare field is its name in the run file.
+export function label(path) {
+  const last = path.split(".").at(-1);
+  const own = labels[language.value];
+  return textOr(`label.${path}`, own?.[path] ?? own?.[last] ?? last.replaceAll("_", " "));
+}
 
 // Returns the documentation of a field: in English until that of another language is loaded.
 export function documentation(field) {
