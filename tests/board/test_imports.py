@@ -67,13 +67,13 @@ def test_a_file_without_a_workload_says_what_is_missing(served: tuple[Running, B
 
 def test_a_key_that_changes_what_is_trained_is_dropped_only_on_demand(served: tuple[Running, Board]) -> None:
     server, _ = served
-    text = f"{LLAMA}\nuse_dft_loss: true\n"
+    text = f"{LLAMA}\nmixture_of_depths: convert\n"
     status, found = sent(server, {"mine.yaml": text})
-    assert (status, found["accepts"]) == (422, ["use_dft_loss"])
-    assert found["problems"][0]["field"] == "mine.yaml: use_dft_loss"
-    status, found = sent(server, {"mine.yaml": text}, without=["use_dft_loss"])
+    assert (status, found["accepts"]) == (422, ["mixture_of_depths"])
+    assert found["problems"][0]["field"] == "mine.yaml: mixture_of_depths"
+    status, found = sent(server, {"mine.yaml": text}, without=["mixture_of_depths"])
     assert status == 200, found
-    assert ("use_dft_loss", "refused") in [(each["key"], each["fate"]) for each in found["notes"]]
+    assert ("mixture_of_depths", "refused") in [(each["key"], each["fate"]) for each in found["notes"]]
     status, found = sent(server, {"mine.yaml": f"{text}\nlearning_rate: -1\n"})
     assert (status, found["accepts"]) == (422, [])  # it would be refused for the rate
 

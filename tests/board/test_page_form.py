@@ -116,14 +116,14 @@ def test_a_configuration_of_other_software_is_imported_by_upload(page: Any, tmp_
     given = tmp_path / "llama.yaml"
     given.write_text(
         "stage: sft\nfinetuning_type: lora\nmodel_name_or_path: models/mine\ndataset: alpaca\ntemplate: alpaca\n"
-        "learning_rate: 1.0e-4\nuse_dft_loss: true\nlogging_steps: 3\n"
+        "learning_rate: 1.0e-4\nmixture_of_depths: convert\nlogging_steps: 3\n"
     )
     page.click("summary:has-text('Import a configuration')")
     page.set_input_files("#import", given)
-    page.wait_for_selector(".note.bad:has-text('use_dft_loss')")
+    page.wait_for_selector(".note.bad:has-text('mixture_of_depths')")
     page.click("[data-accept]")
     page.wait_for_selector("[data-imported]")
-    page.wait_for_selector("tr:has-text('use_dft_loss') .badge:has-text('left out')")
+    page.wait_for_selector("tr:has-text('mixture_of_depths') .badge:has-text('left out')")
     until(page, lambda: page.input_value("#field-name") == "llama")
     assert float(page.input_value("#field-optimizer-lr")) == 1e-4
     page.click("[data-tab=yaml]")
