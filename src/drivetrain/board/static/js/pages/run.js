@@ -21,7 +21,8 @@ export default function Run({ name, me }) {
   const now = useStore(live);
   const { query } = useStore(route);
   const fresh = now.runs.get(name);
-  const [details, error, again] = useAnswer(() => get(`runs/${part(name)}`), [name, fresh?.status, fresh?.entry, fresh?.changed]);
+  // checkpoints come with evaluations; what else a run leaves is asked for every ten seconds, to which `changed` is cut
+  const [details, error, again] = useAnswer(() => get(`runs/${part(name)}`), [name, fresh?.status, fresh?.entry, JSON.stringify(fresh?.metrics), fresh?.changed?.slice(0, 18)]);
   const run = details ? { ...details, ...fresh } : fresh;
   if (error && !details) return html`<${Failure} error=${error} />`;
   if (!run) return html`<${Loading} />`;
