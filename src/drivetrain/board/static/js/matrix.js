@@ -3,14 +3,14 @@ import { get, part, post, remove } from "./api.js";
 import { html, useState } from "./html.js";
 import { t, textOr } from "./language.js";
 import { live } from "./live.js";
-import { bytes, duration, figure, moment } from "./numbers.js";
+import { bytes, figure, moment } from "./numbers.js";
 import { Confirm, Failure, Loading, Note, State, useAnswer } from "./parts.js";
 import { link, settle } from "./route.js";
 import { useStore } from "./store.js";
 
 const LIVE = ["queued", "running", "stopping"];
 const SHOWN = { // columns by their key in comparison.json, and how a figure is written
-  seconds: duration, samples_per_second: (value) => figure(value, 3), speed_up: (value) => figure(value, 3),
+  seconds: (value) => `${figure(value, 3)} s`, samples_per_second: (value) => figure(value, 3), speed_up: (value) => figure(value, 3),
   peak_allocated_bytes: bytes, peak_tensor_bytes: bytes, peak_resident_bytes: bytes, utilisation_mean: share,
 };
 const HIDDEN = /^(status|reason|seeds|emulated|utilisation_peak|largest_loss_difference|skipped_steps|.*_spread|.*_deviation)$/;
@@ -45,7 +45,7 @@ function Matrix({ name, moved, me, again }) {
     ${entry?.reason && !result ? html`<${Note} tone=${isLive ? "" : "bad"}><p>${entry.reason}</p><//>` : null}
     ${refused ? html`<${Failure} error=${refused} />` : null}
     ${entry && !result ? html`<${Log} id=${entry.id} state=${entry.state} />` : null}
-    ${result ? html`<${Table} of=${result} /><${Note} tone="good"><p>${result.advice}</p><//>` : null}
+    ${result ? html`<${Table} of=${result} /><${Note}><p>${result.advice}</p><//>` : null}
     ${asked ? html`<${Confirm} title=${t("run.delete_ask", { name })} text=${t("matrix.deletes")} action=${t("run.delete")} danger=${true} onYes=${forget} onNo=${() => setAsked(false)} />` : null}</section>`;
 }
 

@@ -40,7 +40,7 @@ export default function NewRun({ me }) {
 
 function Recipes({ of, chosen, begun }) {
   const [open, setOpen] = useState(!begun);
-  useEffect(() => { if (begun) setOpen(false); }, [chosen]);
+  useEffect(() => { if (begun) setOpen(false); }, [chosen, begun]);
   const choose = (name) => { go(["new"], { recipe: name }); };
   return html`<details class="box quietbox" open=${open || !begun} onToggle=${(event) => setOpen(event.target.open)}>
     <summary><b>${t("new.recipes")}</b>${chosen ? html` <span class="quiet">${chosen}</span>` : null}</summary>

@@ -73,9 +73,9 @@ function Trouble({ run, events }) {
   const bad = ["failed", "refused", "lost"].includes(run.status);
   const told = events.filter((each) => ["warning", "trouble", "anomaly"].some((kind) => each.event?.includes(kind)));
   if (!bad && !told.length) return run.status === "queued" && run.message ? html`<${Note}><p>${run.message}</p><//>` : null;
-  return html`<div>${bad ? html`<${Note} tone="bad"><p><b>${t(`run.why_${run.status}`)}</b></p><p style=${{ whiteSpace: "pre-wrap" }}>${run.message}</p>
+  return html`<div>${bad ? html`<${Note} tone="bad"><p><b>${t(`run.why_${run.status}`)}</b></p><p style=${{ whiteSpace: "pre-wrap" }}>${run.message?.replace(/^\w+Error: /, "")}</p>
       <div style=${{ marginTop: ".5rem" }}><${LogTail} name=${run.name} live=${false} entry=${run.entry} short=${true} /></div><//>` : null}
-    ${told.length ? html`<${Note} tone="warn"><ul>${told.slice(-5).map((each) => html`<li>${each.step === undefined ? "" : `${t("run.step", { step: whole(each.step) })}: `}${each.message ?? each.text ?? each.what ?? each.event}</li>`)}</ul><//>` : null}</div>`;
+    ${told.length ? html`<${Note} tone="warn"><ul>${told.slice(-5).map((each) => html`<li>${each.step === undefined ? "" : `${t("run.step", { step: whole(each.step) })}: `}${(each.message ?? each.event).replace(/^step \d+: /, "")}</li>`)}</ul><//>` : null}</div>`;
 }
 
 function Curves({ name, run, query }) {
