@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import drivetrain
+from drivetrain.init.catalogue import recipes
 
 STATIC = Path(drivetrain.__file__).parent / "board" / "static"
 FILES = sorted(path for path in STATIC.rglob("*") if path.suffix in {".js", ".css", ".html"})
@@ -35,6 +36,10 @@ def test_both_languages_have_every_text() -> None:
     assert all(text.strip() for text in [*english.values(), *chinese.values()])
     for key, text in english.items():
         assert sorted(PLACE.findall(text)) == sorted(PLACE.findall(chinese[key])), key
+
+
+def test_every_recipe_has_a_title() -> None:
+    assert {name for name, _ in recipes()} == {key[7:] for key in catalogue("zh") if key.startswith("recipe.")}
 
 
 def test_chinese_texts_are_chinese() -> None:

@@ -204,3 +204,32 @@ def test_a_run_is_stopped_saved_and_goes_on(page: Any, folder: Path) -> None:
     assert steps == sorted(set(steps))
     report = json.loads((folder / "runs" / "stopped" / "report.json").read_text())
     assert report["steps"] == steps[-1] == 12 * 23
+
+
+@pytest.mark.slow
+def test_a_comparison_is_started_from_the_form_and_shown(page: Any, folder: Path) -> None:
+    begin(page)
+    page.fill("#field-loop-epochs", "1")
+    page.fill("#field-name", "settings")
+    page.wait_for_selector("[data-ready]")
+    page.click("summary:has-text('Compare settings instead')")
+    assert page.is_disabled("[data-start-matrix]")
+    page.check("[data-axis='precision=fp32']")
+    page.check("[data-axis='precision=bf16-mixed']")
+    page.fill("#matrix-others", "seed=1,2")
+    page.click("[data-start-matrix]")
+    page.wait_for_url("**/#/compare?matrix=settings-compare")
+    page.wait_for_selector("[data-matrix]", timeout=TRAINED)
+    rows = page.locator("[data-matrix] tbody tr").all_inner_texts()
+    assert [row.split("\t")[:2] for row in rows] == [[p, s] for p in ("fp32", "bf16-mixed") for s in "12"]
+    assert all("completed" in row for row in rows)
+    with page.expect_download() as begun:
+        page.click("[data-page]")
+    assert "<svg" in Path(begun.value.path()).read_text(encoding="utf-8")
+    visit(page, "#/runs")
+    page.wait_for_selector("h2:has-text('History')")
+    assert page.locator("tbody a:has-text('settings-compare')").count() == 0
+    page.go_back()
+    page.click("[data-forget]")
+    page.click("dialog button.danger")
+    until(page, lambda: not (folder / "runs" / "settings-compare").exists())

@@ -116,7 +116,7 @@ def test_deleting_frees_what_it_said_and_nothing_else(board: Board) -> None:
     outside.mkdir()
     (outside / "kept").write_text("x" * 1000)
     (board.root / "gone" / "link").symlink_to(outside)
-    said = sum(each["bytes"] for each in details(board.runs, "gone")["files"])
+    said = sum(each["bytes"] for each in details(board.runs, Curves(), "gone")["files"])
     assert board.runs.delete("gone") == said
     assert {each["name"] for each in board.runs.all()} == {"gone-too"}
     assert (outside / "kept").exists()
@@ -333,3 +333,25 @@ def test_the_report_of_a_run_that_never_began_has_its_log(board: Board) -> None:
     record = record_of(board.runs, board.queue.entries, "mine")
     assert (record.status, record.sent) == ("failed", "# mine\n")
     assert "no room on the disk" in as_html(record)
+
+
+def test_pages_that_ask_for_a_run_that_changed_have_its_files_read_once(runs: Runs, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "runs" / "mine", steps=3, finished=None)
+    before = runs.one("mine")
+    point(folder, 4)
+    after = runs.one("mine")
+    assert (before["step"], after["step"]) == (3, 4)
+    assert runs.one("mine") is after
+
+
+def test_what_a_run_says_in_words_is_read_on_from_where_it_was_read_last(tmp_path: Path) -> None:
+    folder, curves = write_run(tmp_path / "one", steps=200, finished=None), Curves()
+    assert [each["event"] for each in curves.in_words(folder)] == ["run_started"]
+    with (folder / "events.jsonl").open("r+b") as file:  # what was read is not looked at again
+        size = file.seek(0, 2)
+        file.seek(0)
+        file.write(b"x" * (size - 1))
+    append(folder, "warning", message="careful")
+    assert [each["event"] for each in curves.in_words(folder)] == ["run_started", "warning"]
+    (folder / "events.jsonl").unlink()
+    assert curves.in_words(folder) == []

@@ -62,6 +62,8 @@ def test_a_viewer_sees_everything_and_changes_nothing(served: tuple[Running, Boa
               "/api/check/full": {"yaml": DIGITS}, "/api/data/preview": {"yaml": DIGITS},
               "/api/queue/order": {"ids": []}, "/api/runs/{name}/resume": {"key": "key-of-vera"},
               "/api/runs/{name}/export": {"key": "key-of-vera", "format": "onnx"},
+              "/api/import": {"files": {"a.yaml": "a: 1"}},
+              "/api/comparisons": {"key": "key-of-vera", "yaml": DIGITS, "axes": ["seed=1,2"]},
               "/api/chat": {"key": "key-of-vera", "model": "seen"},
               "/api/chat/{name}/reply": {"messages": [{"role": "user"}]}}  # fmt: skip
     for path, method in changing:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Scope
 
 from drivetrain import __version__
-from drivetrain.board import form_routes, job_routes, queue_routes, run_routes
+from drivetrain.board import comparison_routes, form_routes, job_routes, queue_routes, run_routes
 from drivetrain.board.access import USER, Access, LoginGuard, cookies_of
 from drivetrain.board.answers import Json, user_of
 from drivetrain.board.audit import Audit
@@ -66,6 +66,7 @@ def application(board: Board, access: Access, audit: Audit, guards: Guards) -> A
     queue_routes.add(app, board)
     run_routes.add(app, board)
     job_routes.add(app, board)
+    comparison_routes.add(app, board)
     found: ASGIApp = BodyGuard(audit.around(app), guards.bodies, most_bytes)
     found = LoginGuard(found, access, OPEN)
     found = BrowserGuard(found, guards.names, guards.addresses)

@@ -76,6 +76,16 @@ class Plan(Body):
     machine: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$", max_length=100)] | None = None
 
 
+class Compare(Body):
+    """axes: key=value,value, as `drivetrain compare` takes them. seeds: runs of each cell."""
+
+    key: Key
+    yaml: Text
+    axes: Annotated[list[Annotated[str, Field(pattern=r"^[a-z_.]+=", max_length=500)]], Field(max_length=20)]
+    seeds: Annotated[int, Field(ge=1, le=20)] = 1
+    devices: Devices = None
+
+
 class Evaluate(Body):
     key: Key
     checkpoint: Name = "best"

@@ -37,6 +37,12 @@ class Curves:
             marks = curve.marks_after(first[2])
             return _answer(now, False, columns, curve.evaluations[first[1] :], marks, False, size)
 
+    def in_words(self, folder: Path) -> list[dict[str, Any]]:
+        """Returns the last events of a run that say something in words: starts, warnings, anomalies, the end."""
+        with self._lock:
+            curve = self._read(folder / FILE_NAME)
+            return [] if curve is None else [*curve.in_words]
+
     def forget(self, folder: Path) -> None:
         with self._lock:
             self._kept.pop(folder / FILE_NAME, None)

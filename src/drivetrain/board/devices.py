@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from drivetrain.board.entries import Entry
+from drivetrain.board.entries import TRAINING, Entry
 
 CPU = "cpu"
 FOREIGN_BYTES = 1 << 30  # of a GPU's memory in use without an entry of ours: another program works there
@@ -96,7 +96,7 @@ def free(entry: Entry, entries: Sequence[Entry], known: Sequence[Device]) -> lis
         has_all = all(name in names and _has_place(known[names.index(name)], entries) for name in asked.wanted)
         return list(asked.wanted) if has_all else None
     if asked.device == "cpu":  # an evaluation need not wait until a training on the CPU is over
-        entries = [each for each in entries if (each.asked.verb == "train") == (asked.verb == "train")]
+        entries = [each for each in entries if (each.asked.verb in TRAINING) == (asked.verb in TRAINING)]
     of_kind = [each for each in known if (each.name == CPU) == (asked.device == "cpu")]
     open_ = [each.name for each in of_kind if _has_place(each, entries) and not each.is_foreign(entries)]
     count = 1 if asked.device == "cpu" else asked.count

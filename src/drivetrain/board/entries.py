@@ -45,6 +45,7 @@ SAME_START = 2.0  # seconds by which a process's start may seem to differ from o
 State = Literal["queued", "running", "stopping", "completed", "interrupted", "failed", "refused", "cancelled", "lost"]
 READS_TEXTS = "--data=-"  # a word by which a verb reads texts from its input
 LIVE = ("queued", "running", "stopping")
+TRAINING = ("train", "compare")  # verbs of which one at a time takes the CPU
 NOT_STARTED = 126  # code of an entry whose process could not be started, as shells have it
 ENDS: dict[int, State] = {0: "completed", 2: "refused", 130: "interrupted", 143: "interrupted"}
 

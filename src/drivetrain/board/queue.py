@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from drivetrain.board import keeper
 from drivetrain.board.devices import Device, devices, environment, free
 from drivetrain.board.entries import LOG as ENTRY_LOG
-from drivetrain.board.entries import Asked, Entries, Entry, Record, tail
+from drivetrain.board.entries import TRAINING, Asked, Entries, Entry, Record, tail
 from drivetrain.errors import problem
 from drivetrain.runtime.atomic_file import write_whole
 
@@ -128,7 +128,7 @@ class Queue:
             known = devices(settings.at_once_cpu)
             full: set[tuple[str, bool]] = set()  # where those behind wait: small runs would pass a large one for ever
             for entry in waiting:
-                lane = entry.asked.device, entry.asked.device == "cpu" and entry.asked.verb == "train"
+                lane = entry.asked.device, entry.asked.device == "cpu" and entry.asked.verb in TRAINING
                 chosen = None if lane in full else free(entry, every, known)
                 if chosen is None:
                     full |= {lane} if entry.asked.wanted is None else set()

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from drivetrain.board.curves import Curves
 from drivetrain.board.run_summary import config_of
 from drivetrain.board.runs import Runs, files_of, size_of
-from drivetrain.run_page.record import json_of, notable
+from drivetrain.run_page.record import json_of
 from drivetrain.runtime.strict_json import plain, restored
-from drivetrain.tracking.jsonl import FILE_NAME
 from drivetrain.web.refusals import Refusal
 
 MOST_FILES = 2000
@@ -23,8 +23,8 @@ WHAT_HAPPENS = {
 }
 
 
-def details(runs: Runs, name: str) -> dict[str, Any]:
-    """Returns all that is known of a run."""
+def details(runs: Runs, curves: Curves, name: str) -> dict[str, Any]:
+    """Returns all that is known of a run, except its curve."""
     found, folder = runs.one(name), runs.folder(name)
     files = files_of(folder)
     return {
@@ -37,7 +37,7 @@ def details(runs: Runs, name: str) -> dict[str, Any]:
         "checkpoints": checkpoints(folder),
         "files": files[:MOST_FILES],
         "entries": [each.as_dict() for each in runs.entries_of(name)],
-        "events": notable(folder / FILE_NAME),
+        "events": curves.in_words(folder),
         "actions": {each: WHAT_HAPPENS[each] for each in found["can"] if each in WHAT_HAPPENS},
     }
 

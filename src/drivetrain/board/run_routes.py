@@ -52,7 +52,7 @@ def _add_history(app: FastAPI, board: Board) -> None:
     @app.get("/api/runs/{name}")
     def one(name: str) -> Response:
         """Returns all that is known of a run."""
-        return Json(details(runs, name))
+        return Json(details(runs, board.curves, name))
 
     @app.get("/api/runs/{name}/curve")
     def curve(name: str, after: Words | None = None, most: Points = 2000) -> Response:

@@ -183,10 +183,11 @@ def _beside(folder: Path) -> Beside:
 
 
 def is_run(folder: Path) -> bool:
-    return (
-        any((folder / name).is_file() for name in (FILE_NAME, "run.yaml", "environment.json"))
-        or (folder / LOCK).exists()
-    )
+    """Returns whether a run lies in a folder. One that has just begun has only its lock; so has a comparison, beside
+    its cells."""
+    if any((folder / name).is_file() for name in (FILE_NAME, "run.yaml", "environment.json")):
+        return True
+    return (folder / LOCK).exists() and not any((folder / name).exists() for name in ("cells", "rows.json"))
 
 
 def sign_of(file: Path) -> str | None:

@@ -59,9 +59,10 @@ class Runs:
         self.check_name(name)
         with self._lock:
             found = self._summary(name, self._newest().get(name), name in self._needed())
-        if found is None:
-            raise Refusal(404, f"there is no run {name!r}", "no_run", "name")
-        return found.summary
+            if found is None:
+                raise Refusal(404, f"there is no run {name!r}", "no_run", "name")
+            self._seen[name] = found  # the pages that look at a run ask at once when it changes
+            return found.summary
 
     def folder(self, name: str) -> Path:
         """Returns the folder of a run's name. Raises Refusal for a text that is no name."""

@@ -13,12 +13,10 @@ from drivetrain.config.files import read_yaml
 from drivetrain.errors import UserError, problem
 from drivetrain.runtime.lock import is_held
 from drivetrain.runtime.run_folder import RunFolder
-from drivetrain.runtime.strict_json import plain
 from drivetrain.tracking.columns import Curve
-from drivetrain.tracking.jsonl import FILE_NAME, parsed
+from drivetrain.tracking.jsonl import FILE_NAME
 from drivetrain.training.report import RunReport
 
-MOST_EVENTS = 200
 KILLED = "its process ended without a word: it was killed, or the machine was restarted"
 BAD = ("failed", "refused", "lost")
 
@@ -36,7 +34,7 @@ class Record:
     report: RunReport | None
     environment: dict[str, Any]
     curve: Curve | None
-    events: list[dict[str, Any]]
+    events: list[dict[str, Any]]  # starts, warnings, anomalies, the end: the last ones
     checkpoints: list[str]  # names, the oldest first
     sent: str = ""
     command: str = ""
@@ -63,7 +61,8 @@ def read(folder: Path, may_be_empty: bool = False) -> Record:
     there = RunFolder(folder)
     if not may_be_empty and not any((folder / name).is_file() for name in (FILE_NAME, "environment.json")):
         raise problem(str(folder), f"{folder} holds no run", "give the folder that train left: runs/NAME")
-    events = notable(folder / FILE_NAME)
+    curve = _curve(folder / FILE_NAME)
+    events = [] if curve is None else [*curve.in_words]
     status, message = _status(folder, events)
     return Record(
         folder=folder,
@@ -73,21 +72,10 @@ def read(folder: Path, may_be_empty: bool = False) -> Record:
         resolved=_text(there.run_file),
         report=_report(there.report),
         environment=json_of(folder / "environment.json") or {},
-        curve=_curve(folder / FILE_NAME),
+        curve=curve,
         events=events,
         checkpoints=sorted(each.name for each in there.checkpoints.glob("step-*") if each.is_dir()),
     )
-
-
-def notable(file: Path, most: int = MOST_EVENTS) -> list[dict[str, Any]]:
-    """Returns the last events that say something in words: starts, warnings, anomalies, the end."""
-    found: list[dict[str, Any]] = []
-    wanted = (b'"warning"', b'"trouble"', b'"run_finished"', b'"run_started"')
-    with contextlib.suppress(OSError), file.open("rb") as opened:
-        for line in opened:
-            if any(kind in line[:200] for kind in wanted) and (event := parsed(line)) is not None:
-                found = [*found[-most + 1 :], plain(event)]
-    return found
 
 
 def json_of(file: Path) -> dict[str, Any] | None:

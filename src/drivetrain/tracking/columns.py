@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from drivetrain.runtime.strict_json import plain
 from drivetrain.tracking.jsonl import parsed
 
 PARTS = (  # of a training's time
@@ -31,6 +32,8 @@ COLUMNS = {  # column → field of a step
 MEASURED = (*COLUMNS, "memory", *(f"time_{part}" for part in PARTS))
 NAN = float("nan")
 MOST_MARKS = 2000
+IN_WORDS = ("run_started", "warning", "trouble", "run_finished")  # events that say something in words
+MOST_IN_WORDS = 200
 MOST_READ = 1 << 28  # bytes of a file at once
 
 
@@ -43,6 +46,7 @@ class Curve:
         self.evaluations: list[dict[str, Any]] = []
         self.marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
         self.num_marks = 0  # of all time: the first ones are dropped
+        self.in_words: deque[dict[str, Any]] = deque(maxlen=MOST_IN_WORDS)
 
     def read_on(self) -> None:
         """Reads the lines that came since; one that is not whole yet is left."""
@@ -58,6 +62,8 @@ class Curve:
 
     def _take(self, event: dict[str, Any]) -> None:
         kind = event["event"]
+        if kind in IN_WORDS:
+            self.in_words.append(plain(event))
         if kind == "step":
             for name, value in _point(event).items():
                 self.columns[name].append(NAN if value is None else float(value))

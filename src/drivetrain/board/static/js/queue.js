@@ -28,7 +28,7 @@ export function Queue({ queue, runs, me }) {
     ${error ? html`<${Failure} error=${error} />` : null}
     ${queue.settings.paused ? html`<${Note} tone="warn"><p>${t("queue.paused")} ${queue.settings.paused_because ?? ""}</p><//>` : null}
     ${entries.length ? html`<div class="wide"><table class="cards"><tbody>${entries.map((entry) => html`<tr key=${entry.id}>
-        <td class="name"><a href=${link(["runs", entry.run])}>${entry.run}</a> <span class="quiet small">${entry.verb === "train" ? "" : t(`verb.${entry.verb}`)}</span></td>
+        <td class="name"><a href=${entry.verb === "compare" ? link(["compare"], { matrix: entry.run }) : link(["runs", entry.run])}>${entry.run}</a> <span class="quiet small">${entry.verb === "train" ? "" : t(`verb.${entry.verb}`)}</span></td>
         <td><${State} of=${entry.state} /></td>
         <td>${runs.get(entry.run) && entry.state !== "queued" ? html`<${Progress} run=${runs.get(entry.run)} />` : html`<span class="quiet small">${entry.reason ?? ""}</span>`}</td>
         <td class="small quiet">${entry.devices.join(", ")}</td>

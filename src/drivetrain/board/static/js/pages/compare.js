@@ -6,6 +6,7 @@ import { CurveControls, curveView } from "../curve_controls.js";
 import { html, useEffect, useMemo, useState } from "../html.js";
 import { language, t, textOr } from "../language.js";
 import { live } from "../live.js";
+import { Matrices } from "../matrix.js";
 import { bytes, duration, figure } from "../numbers.js";
 import { Empty, Failure, Loading, State } from "../parts.js";
 import { link, route, settle } from "../route.js";
@@ -15,7 +16,7 @@ import { asText } from "../values.js";
 export const COLORS = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5"];
 const OWN = ["name", "output"]; // settings that differ between any two runs
 
-export default function Compare() {
+export default function Compare({ me }) {
   useStore(language);
   const now = useStore(live);
   const { query } = useStore(route);
@@ -33,11 +34,12 @@ export default function Compare() {
   const charts = useMemo(() => (found ? comparedCharts(found, view.axis, view.weight, COLORS) : []), [found, view.axis, view.weight]);
   const choose = (name, on) => settle({ runs: (on ? [...names, name] : names.filter((each) => each !== name)).join("/") });
   return html`<div class="head"><h1 class="grow">${t("page.compare")}</h1></div>
-    <details class="box quietbox" open=${names.length < 2}><summary><b>${t("compare.choose")}</b> <span class="quiet">${names.join(", ")}</span></summary>
+    <${Matrices} chosen=${query.matrix || null} me=${me} />
+    <details class="box quietbox" open=${names.length < 2 && !query.matrix}><summary><b>${t("compare.choose")}</b> <span class="quiet">${names.join(", ")}</span></summary>
       <div class="choices">${[...now.runs.values()].map((run) => html`<label key=${run.name}>
         <input type="checkbox" checked=${names.includes(run.name)} onChange=${(event) => choose(run.name, event.target.checked)} /> ${run.name} <span class="quiet small">${t(`state.${run.status}`)}</span></label>`)}</div></details>
     ${error ? html`<${Failure} error=${error} />` : null}
-    ${names.length < 2 ? html`<${Empty}><p>${t("compare.two")}</p><//>` : !found ? (error ? null : html`<${Loading} />`) : html`
+    ${names.length < 2 ? query.matrix ? null : html`<${Empty}><p>${t("compare.two")}</p><//>` : !found ? (error ? null : html`<${Loading} />`) : html`
       <${Results} found=${found} />
       ${charts.length ? html`<${CurveControls} query=${query} />` : null}
       <div class="plots">${charts.map((chart) => html`<${Chart} key=${chart.name} title=${chart.name} series=${chart.series} marks=${[]} axis=${view.axis} log=${view.log && chart.name !== "lr"} group="compare" />`)}</div>

@@ -28,19 +28,19 @@ export default function NewRun({ me }) {
   return html`
     <div class="head"><h1 class="grow">${t("new.title")}</h1></div>
     <${Recipes} of=${recipes.recipes} chosen=${state.source?.recipe} begun=${begun} />
-    ${me.user.role === "viewer" ? null : html`<${Import} draft=${draft} />`}
+    ${me.user.role === "viewer" ? null : html`<${Folded} title=${t("import.title")} look="quietbox" load=${() => import("../import_files.js")} draft=${draft} />`}
     ${begun ? html`<div class="columns">
       <div>
         <${Tabs} label=${t("new.views")} value=${tab} options=${[["form", t("new.form")], ["yaml", t("new.yaml")], ["data", t("new.data")]]} onChoose=${(key) => settle({ tab: key })} />
         ${tab === "yaml" ? html`<${Yaml} draft=${draft} state=${state} />` : tab === "data" ? html`<${DataPreview} state=${state} />` : !documented && !undocumented ? html`<${Loading} />` : html`<${Form} schema=${schema} draft=${draft} state=${state} wanted=${wanted} setWanted=${setWanted} />`}
       </div>
-      <aside class="beside"><${Beside} draft=${draft} state=${state} me=${me} find=${(path) => { settle({ tab: "form" }); setWanted(path); }} /></aside>
+      <aside class="beside"><${Beside} draft=${draft} schema=${schema} state=${state} me=${me} find=${(path) => { settle({ tab: "form" }); setWanted(path); }} /></aside>
     </div>` : html`<p class="quiet">${t("new.begin")}</p>`}`;
 }
 
 function Recipes({ of, chosen, begun }) {
   const [open, setOpen] = useState(!begun);
-  useEffect(() => { if (begun) setOpen(false); }, [chosen]);
+  useEffect(() => { if (begun) setOpen(false); }, [chosen, begun]);
   const choose = (name) => { go(["new"], { recipe: name }); };
   return html`<details class="box quietbox" open=${open || !begun} onToggle=${(event) => setOpen(event.target.open)}>
     <summary><b>${t("new.recipes")}</b>${chosen ? html` <span class="quiet">${chosen}</span>` : null}</summary>
@@ -49,11 +49,11 @@ function Recipes({ of, chosen, begun }) {
         <b>${each.name}</b><span>${textOr(`recipe.${each.name}`, each.title)}</span></button>`)}</div></details>`;
 }
 
-// Its file is loaded when it is opened first.
-function Import({ draft }) {
-  const [Files, setFiles] = useState(null);
-  const open = (event) => { if (event.target.open && !Files) import("../import_files.js").then((module) => setFiles(() => module.default)); };
-  return html`<details class="box quietbox" onToggle=${open} data-import><summary><b>${t("import.title")}</b></summary>${Files ? html`<${Files} draft=${draft} />` : null}</details>`;
+// What few need: its file is loaded when it is opened first.
+function Folded({ title, load, look, ...given }) {
+  const [Inner, setInner] = useState(null);
+  const open = (event) => { if (event.target.open && !Inner) load().then((module) => setInner(() => module.default)); };
+  return html`<details class=${`box ${look ?? ""}`} onToggle=${open}><summary><b>${title}</b></summary>${Inner ? html`<${Inner} ...${given} />` : null}</details>`;
 }
 
 function Yaml({ draft, state }) {
@@ -63,7 +63,7 @@ function Yaml({ draft, state }) {
       onInput=${(event) => { setTyped(event.target.value); draft.write(event.target.value); }} onBlur=${() => setTyped(null)}></textarea>`;
 }
 
-function Beside({ draft, state, me, find }) {
+function Beside({ draft, schema, state, me, find }) {
   return html`<div class="box">
       <${Start} draft=${draft} state=${state} me=${me} />
       <div id="problems" aria-live="polite">${state.error ? html`<${Failure} error=${state.error} />` : null}
@@ -72,6 +72,7 @@ function Beside({ draft, state, me, find }) {
         ${state.notices.length ? html`<${Note} tone="warn"><ul>${state.notices.map((each) => html`<li>${notice(each)}</li>`)}</ul><//>` : null}</div>
     </div>
     <${FullCheck} state=${state} />
+    ${me.user.role === "viewer" ? null : html`<${Folded} title=${t("matrix.instead")} load=${() => import("../matrix_form.js")} schema=${schema} state=${state} />`}
     <${Command} state=${state} />`;
 }
 

@@ -21,7 +21,8 @@ export default function Run({ name, me }) {
   const now = useStore(live);
   const { query } = useStore(route);
   const fresh = now.runs.get(name);
-  const [details, error, again] = useAnswer(() => get(`runs/${part(name)}`), [name, fresh?.status, fresh?.entry, fresh?.changed]);
+  // checkpoints come with evaluations; what else a run leaves is asked for every ten seconds, to which `changed` is cut
+  const [details, error, again] = useAnswer(() => get(`runs/${part(name)}`), [name, fresh?.status, fresh?.entry, JSON.stringify(fresh?.metrics), fresh?.changed?.slice(0, 18)]);
   const run = details ? { ...details, ...fresh } : fresh;
   if (error && !details) return html`<${Failure} error=${error} />`;
   if (!run) return html`<${Loading} />`;
@@ -72,9 +73,9 @@ function Trouble({ run, events }) {
   const bad = ["failed", "refused", "lost"].includes(run.status);
   const told = events.filter((each) => ["warning", "trouble", "anomaly"].some((kind) => each.event?.includes(kind)));
   if (!bad && !told.length) return run.status === "queued" && run.message ? html`<${Note}><p>${run.message}</p><//>` : null;
-  return html`<div>${bad ? html`<${Note} tone="bad"><p><b>${t(`run.why_${run.status}`)}</b></p><p style=${{ whiteSpace: "pre-wrap" }}>${run.message}</p>
+  return html`<div>${bad ? html`<${Note} tone="bad"><p><b>${t(`run.why_${run.status}`)}</b></p><p style=${{ whiteSpace: "pre-wrap" }}>${run.message?.replace(/^\w+Error: /, "")}</p>
       <div style=${{ marginTop: ".5rem" }}><${LogTail} name=${run.name} live=${false} entry=${run.entry} short=${true} /></div><//>` : null}
-    ${told.length ? html`<${Note} tone="warn"><ul>${told.slice(-5).map((each) => html`<li>${each.step === undefined ? "" : `${t("run.step", { step: whole(each.step) })}: `}${each.message ?? each.text ?? each.what ?? each.event}</li>`)}</ul><//>` : null}</div>`;
+    ${told.length ? html`<${Note} tone="warn"><ul>${told.slice(-5).map((each) => html`<li>${each.step === undefined ? "" : `${t("run.step", { step: whole(each.step) })}: `}${(each.message ?? each.event).replace(/^step \d+: /, "")}</li>`)}</ul><//>` : null}</div>`;
 }
 
 function Curves({ name, run, query }) {
