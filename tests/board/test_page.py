@@ -49,6 +49,22 @@ def test_axe_finds_nothing(browser: Any, address: str, trained: str, theme: str,
 
 
 @pytest.mark.parametrize("locale", ["en-US", "zh-CN"])
+def test_axe_finds_nothing_in_what_is_folded_and_it_fits_a_phone(browser: Any, address: str, locale: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    with opened(browser, address, viewport={"width": 360, "height": 740}, locale=locale) as page:
+        begin(page)
+        folded = page.locator("main details:not([open]) > summary")
+        while folded.count():
+            folded.first.click()
+        page.wait_for_selector("#import")
+        page.wait_for_selector("[data-start-matrix]")
+        page.wait_for_load_state("networkidle")
+        found = axe.Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("locale", ["en-US", "zh-CN"])
 def test_nothing_is_wider_than_a_phone(browser: Any, address: str, locale: str) -> None:
     with opened(browser, address, viewport={"width": 360, "height": 740}, locale=locale) as page:
         for place in PAGES:

@@ -29,7 +29,8 @@ function trained(curve, name, axis, weight, color) {
   const { columns } = curve;
   if (!columns[name]?.some(isNumber)) return [];
   const x = columns[axis] ?? columns.step;
-  const raw = { x, y: numbers(columns[name]), color, raw: weight > 0 };
+  const dots = columns[name].filter(isNumber).length === 1; // a line needs two
+  const raw = { x, y: numbers(columns[name]), color, raw: weight > 0 && !dots, dots };
   return weight > 0 ? [raw, { x, y: smoothed(columns[name], weight), color, smooth: true }] : [raw];
 }
 
@@ -37,7 +38,7 @@ const inGibibytes = (all) => all.map((series) => ({ ...series, y: series.y.map((
 
 // The share of time that each part of the training took, a line each.
 function parts(curve, axis) {
-  return Object.keys(curve.columns).filter((name) => name.startsWith("time_")).flatMap((name, i) =>
+  return Object.keys(curve.columns).filter((name) => name.startsWith("time_") && curve.columns[name].some(isNumber)).flatMap((name, i) =>
     trained(curve, name, axis, 0, `--c${i % 6}`).map((series) => ({ ...series, name: textOr(`chart.${name}`, name.slice(5).replaceAll("_", " ")) })));
 }
 
