@@ -26,7 +26,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PI
 help:
 	@echo "make demo      install, train the digits recipe at four precisions and on eight engines, and compare"
 	@echo "make test      install and run the tests but the long and slow ones, in ten minutes on two cores; JOBS=4: on four"
-	@echo "make test-long the fifty long ones, in about ten minutes more"
+	@echo "make test-long the long ones, in about ten minutes more"
 	@echo "make test-all  all tests, one after another, and property tests with all their examples; much longer"
 	@echo "make test-versions  the tests on Python 3.11 to 3.13 with the lowest and the newest packages; needs uv, 30 GB, hours"
 	@echo "make parity    every engine against plain PyTorch, all cases; writes docs/background/parity.md"
