@@ -23,17 +23,19 @@ def write(record: Path) -> None:
     latest = {(line["kind"], line["ranks"], line["rows"]): line for line in lines}
     found = [latest[key] for key in sorted(latest)]
     beside = sorted({line["beside"] for line in found if line["beside"]})
+    marks = {each: f" ({chr(ord('a') + place)})" for place, each in enumerate(beside)}
     parts = [
         "# Data of growing sizes",
         "Measured by `bench/data.py`, whose text says how, on two cores and 24 GiB.",
-        *(f"Beside it: {each}." for each in beside),
-        markdown_table(list(HEAD), [row(line) for line in found]),
+        markdown_table(list(HEAD), [row(line, marks.get(line["beside"], "")) for line in found]),
+        *(f"-{mark} Beside it: {each}." for each, mark in marks.items()),
     ]
     write_page(PAGE, "\n\n".join(parts) + "\n")
     draw(found)
 
 
-def row(line: dict[str, Any]) -> list[str]:
+def row(line: dict[str, Any], mark: str) -> list[str]:
+    """mark: of the note that says what else ran on the machine."""
     first, second = seconds(line, "first"), seconds(line, "second")
     counted = line["baseline"]["cpu_seconds"] is not None  # of processes that ranks started it was not, once
     cpu, again = (seconds(line, which, "cpu_seconds") if counted else None for which in ("first", "second"))
@@ -41,7 +43,7 @@ def row(line: dict[str, Any]) -> list[str]:
     theirs = [each.get("seconds") for each in peers]
     name = line["kind"] + (f", {line['ranks']} ranks" if line["ranks"] > 1 else "")
     return [
-        name,
+        name + mark,
         f"{line['rows']:,}",
         f"{line['bytes'] / 1e6:,.0f}",
         f"{first:.1f}",

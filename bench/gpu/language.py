@@ -102,7 +102,7 @@ def make_model(given: dict[str, Any], setting: Setting, folder: Path) -> dict[st
     if not (target / "made.json").exists():
         tokenizer = tokenizer_of(given["length"])
         config = config_of(given["size"], given["length"], tokenizer)
-        torch.manual_seed(0)
+        torch.manual_seed(given.get("seed", 0))
         with torch.device(setting.device):
             model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, size.saved))
         model.save_pretrained(target)

@@ -12,6 +12,7 @@ from bench.gpu.speed import in_turns
 
 OURS = {"side": "ours", "run": {"precision": "bf16-mixed"}}
 COMPILED = {"side": "ours", "run": {"precision": "bf16-mixed", "compile": True}}  # auto does from 1,000 passes on
+LOGITS = {"side": "ours", "run": {"precision": "bf16-mixed", "fused_loss": False}}  # auto takes slabs of these
 MASTER = {"side": "ours", "run": {"precision": "bf16-master"}}
 PLAIN, TRAINER = {"side": "plain"}, {"side": "trainer"}
 LOW_BIT = ("bitsandbytes",)
@@ -49,6 +50,7 @@ def cases(setting: Setting) -> list[Case]:
 def _setting(size: str, **numbers: int) -> dict[str, Any]:
     sides = {
         "ours, bf16-mixed": OURS,
+        "ours, bf16-mixed, all logits": LOGITS,
         "ours, bf16-mixed, compiled": COMPILED,
         "ours, bf16-master": MASTER,
         "plain loop": PLAIN,

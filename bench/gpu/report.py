@@ -19,6 +19,7 @@ REHEARSAL = (
 RATIOS: dict[str, list[tuple[str, str, float, float | None]]] = {
     "bench-sft": [
         ("ours, bf16-mixed", "trl", 1.5, 0.7),
+        ("ours, recomputed", "trl", 1.5, 0.7),
         ("ours, bf16-mixed", "trainer", 1.2, None),
         ("ours, padded", "plain loop, padded", 1.0, None),
         ("ours", "trl", 1.5, 0.7),
@@ -26,6 +27,7 @@ RATIOS: dict[str, list[tuple[str, str, float, float | None]]] = {
     "bench-pretrain": [
         ("ours, bf16-mixed", "trainer", 1.2, None),
         ("ours, bf16-mixed", "plain loop", 1.0, None),
+        ("ours, bf16-mixed, all logits", "plain loop", 1.0, None),
         ("ours", "trainer", 1.2, None),
     ],
     "bench-images": [("ours, bf16-mixed", "trainer", 1.2, None), ("ours, bf16-mixed", "plain loop", 1.0, None)],

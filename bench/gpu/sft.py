@@ -37,6 +37,7 @@ def _full(size: str, **numbers: int) -> dict[str, Any]:
         "ours, bf16-mixed": {"side": "ours", "run": MIXED},
         "ours, bf16-mixed, compiled": {"side": "ours", "run": {**MIXED, "compile": True}},
         "ours, bf16-master": {"side": "ours", "run": {"precision": "bf16-master"}},
+        "ours, recomputed": {"side": "ours", "run": {**MIXED, "recompute": True}},
         "ours, padded": {"side": "ours", "run": PADDED},
         "plain loop, padded": {"side": "plain"},
         "trainer": {"side": "trainer"},

@@ -47,6 +47,7 @@ def our_run(given: dict[str, Any], setting: Setting, folder: Path, data: Path) -
     """The run file; what is not named here is drivetrain's default."""
     settings = dict(given["run"])
     reading = {key: settings.pop(key) for key in ("packing", "group_by_length") if key in settings}
+    modelled = {key: settings.pop(key) for key in ("fused_loss",) if key in settings}
     source: dict[str, Any] = {"path": str(data)}
     if given["task"] == "sft":
         source |= {"formatting": "alpaca", "columns": {"prompt": "prompt", "response": "response"}}
@@ -54,7 +55,7 @@ def our_run(given: dict[str, Any], setting: Setting, folder: Path, data: Path) -
         "workload": {
             "type": "language_model",
             "stage": given["task"],
-            "model": {"path": str(folder_of(setting, given["size"]))},
+            "model": {"path": str(folder_of(setting, given["size"])), **modelled},
             "data": {
                 "train": [source],
                 "evaluation_fraction": 0,

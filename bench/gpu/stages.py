@@ -76,7 +76,11 @@ WAYS = {
     "sft, zero3, bf16-mixed": _rounded(("deepspeed",), engine="zero3", precision="bf16-mixed", **ALONE),
     "sft, accelerate-ddp": Way(settings={"engine": "accelerate-ddp", **ALONE}, needs=("accelerate",)),
     "sft, mesh of one": Way(settings={"engine": {"name": "mesh", "tp": 1}, **ALONE}),
+    "sft, OFT": Way(settings={"adapter": {"method": "oft", "block_size": 16}}, needs=("peft",)),
+    "sft, DFT": Way(workload={"sft": {"loss": "dft"}}),
+    "distill": Way("distill"),
     "dpo": Way("dpo", workload=PREFER),
+    "dpo, reference cached": Way("dpo", workload={"preference": {**PREFER["preference"], "reference": "cached"}}),
     "kto": Way("kto"),
     "reward": Way("reward"),
     "grpo": Way("grpo", workload=REWARDED, compares=False),
@@ -94,6 +98,8 @@ def trained(given: dict[str, Any], setting: Setting, folder: Path) -> dict[str, 
     own = _own(setting, folder)
     make_model({"size": "tiny", "length": LENGTH}, own, folder)
     way = WAYS[given["name"]]
+    if way.stage == "distill":
+        make_model({"size": "tiny", "length": LENGTH, "seed": 1}, _teacher(own), folder)
     losses = _losses(given["name"], own, setting.device, folder)
     if len(losses) < STEPS or not all(map(math.isfinite, losses)):
         return {"losses": losses, "missed": f"the losses are {losses}"}
@@ -113,9 +119,16 @@ def _own(setting: Setting, folder: Path) -> Setting:
     return Setting(setting.device, setting.device_name, setting.results, folder)
 
 
+def _teacher(setting: Setting) -> Setting:
+    """Returns the place of a second model, of other weights."""
+    return Setting(setting.device, setting.device_name, setting.results, setting.scratch / "teacher")
+
+
 def run_of(name: str, setting: Setting, device: str, folder: Path) -> dict[str, Any]:
     """The run file of a way."""
     stage, settings, workload = WAYS[name].stage, WAYS[name].settings, WAYS[name].workload
+    if stage == "distill":
+        workload = {**workload, "distillation": {"teacher": str(folder_of(_teacher(setting), "tiny"))}}
     rows = folder / f"{stage}.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in _rows(stage)))
     source: dict[str, Any] = {"path": str(rows)} if stage == "pretrain" else {"path": str(rows), **_FORMS[_form(stage)]}

@@ -20,6 +20,7 @@ FILES = {
     "tests/measure/test_flops.py": 60,
     "tests/measure/test_memory.py": 60,
     "tests/models/test_fused_loss.py": 60,
+    "tests/models/test_slab_kernels.py": 60,
     "tests/models/test_cross_entropy.py": 60,
     "tests/doctor/test_tries.py": 120,
     "tests/test_resume.py": 300,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +11,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from drivetrain.generation.cache import windows_of
 from drivetrain.generation.constraints import Constraints
 from drivetrain.generation.local import LocalGenerator
 from drivetrain.generation.local_forward import LocalForward, stores_of
+from drivetrain.generation.row_stores import CachedRows
 from drivetrain.generation.running_batch import RunningBatch
 
 SIZE, PLACES = 300, 96
@@ -59,10 +62,19 @@ class Letters:
 
 
 def generator_of(
-    model: Any, rows: int = 4, cells: int = 10**6, vocabulary: Any = None, ends: frozenset[int] = frozenset()
+    model: Any,
+    rows: int = 4,
+    cells: int = 10**6,
+    vocabulary: Any = None,
+    ends: frozenset[int] = frozenset(),
+    recorded: Any = None,
 ) -> LocalGenerator:
-    """Answers with a model, at most so many rows at once."""
+    """Answers with a model, at most so many rows at once. recorded: RecordedSteps, which a CPU has none of."""
     forward = LocalForward(model)
     stores, texts = stores_of(forward, model), vocabulary or Letters()
+    if recorded is not None:
+        windows = windows_of(model.config)
+        assert windows is not None
+        stores = functools.partial(CachedRows, model=model, windows=windows, recorded=recorded)
     constraints = Constraints(texts, ends, SIZE)
     return LocalGenerator(lambda _: RunningBatch(stores(forward), rows, cells), texts, ends, PLACES, SIZE, constraints)

@@ -34,7 +34,7 @@ class RowLayer(CacheLayerMixin):
         super().__init__()
         self.window, self.is_sliding = window, window is not None
         self.rows = self.columns = 0  # columns: those of the sequences, also the forgotten ones
-        self._begin = self._end = 0  # the kept columns in the buffers
+        self.begin = self.end = 0  # the kept columns in the buffers
 
     # --- Transformers' contract ---------------------------------------------------------------------------------------
 
@@ -53,10 +53,10 @@ class RowLayer(CacheLayerMixin):
         new = key_states.shape[2]
         self._make_room(len(key_states), 0, new)
         self.rows = len(key_states)
-        place = slice(self._end, self._end + new)
+        place = slice(self.end, self.end + new)
         self.keys[: self.rows, :, place] = key_states
         self.values[: self.rows, :, place] = value_states
-        self._end, self.columns = self._end + new, self.columns + new
+        self.end, self.columns = self.end + new, self.columns + new
         seen = self.kept()
         self._forget()
         return seen
@@ -76,8 +76,28 @@ class RowLayer(CacheLayerMixin):
 
     def kept(self) -> tuple[Tensor, Tensor]:
         """Returns views of the kept keys and values."""
-        keys, values = (buffer[: self.rows, :, self._begin : self._end] for buffer in (self.keys, self.values))
+        keys, values = (buffer[: self.rows, :, self.begin : self.end] for buffer in (self.keys, self.values))
         return keys, values
+
+    @property
+    def is_plain(self) -> bool:
+        """Returns whether each query sees all columns of its row."""
+        return self.window is None and bool(self.is_initialized)
+
+    def is_in(self, keys: Tensor) -> bool:
+        """Returns whether this buffer is where the keys lie."""
+        return bool(self.is_initialized) and self.keys is keys
+
+    def move_to(self, keys: Tensor, values: Tensor) -> None:
+        """Moves what is kept to the first columns of other buffers, which have room for it."""
+        for buffer, kept in zip((keys, values), self.kept(), strict=True):
+            buffer[: self.rows, :, : kept.shape[2]] = kept
+        self.begin, self.end = 0, self.end - self.begin
+        self.keys, self.values = keys, values
+
+    def take_column(self) -> None:
+        """Counts a column that was written into the buffers, behind those that are kept."""
+        self.end, self.columns = self.end + 1, self.columns + 1
 
     def join(self, other: RowLayer, rows: Sequence[int]) -> None:
         """Adds copies of rows of another cache behind the own ones."""
@@ -85,13 +105,13 @@ class RowLayer(CacheLayerMixin):
             self.lazy_initialization(*other.kept())
         self.columns = max(self.columns, other.columns)
         width, first = self._width(self.columns), self.rows
-        self._make_room(first + len(rows), width - (self._end - self._begin), 0)
-        begin, self.rows = self._end - width, first + len(rows)
+        self._make_room(first + len(rows), width - (self.end - self.begin), 0)
+        begin, self.rows = self.end - width, first + len(rows)
         for buffer, given in zip((self.keys, self.values), other.kept(), strict=True):
-            buffer[:first, :, begin : self._begin] = 0  # finite: a masked value times 0 is added
-            buffer[first : self.rows, :, begin : self._end - given.shape[2]] = 0
-            buffer[first : self.rows, :, self._end - given.shape[2] : self._end] = given[list(rows)]
-        self._begin = begin
+            buffer[:first, :, begin : self.begin] = 0  # finite: a masked value times 0 is added
+            buffer[first : self.rows, :, begin : self.end - given.shape[2]] = 0
+            buffer[first : self.rows, :, self.end - given.shape[2] : self.end] = given[list(rows)]
+        self.begin = begin
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps these rows, in this order. A row that moves comes from behind all kept places."""
@@ -104,29 +124,29 @@ class RowLayer(CacheLayerMixin):
     def drop_columns(self, count: int) -> None:
         """Drops the first columns, which no row uses any more."""
         self.columns -= count
-        self._begin = max(self._begin, self._end - self._width(self.columns))
+        self.begin = max(self.begin, self.end - self._width(self.columns))
 
     def _width(self, columns: int) -> int:
         return columns if self.window is None else min(columns, self.window - 1)
 
     def _forget(self) -> None:
-        self._begin = max(self._begin, self._end - self._width(self.columns))
+        self.begin = max(self.begin, self.end - self._width(self.columns))
 
     def _make_room(self, rows: int, before: int, after: int) -> None:
         """Makes buffers of which `rows` rows, and so many columns before and after the kept ones, can be written."""
         there, _, columns, _ = self.keys.shape
-        if rows <= there and before <= self._begin and self._end + after <= columns:
+        if rows <= there and before <= self.begin and self.end + after <= columns:
             return
-        kept = self._end - self._begin
+        kept = self.end - self.begin
         needed = before + kept + after
         size = needed + max(SPARE_COLUMNS, needed // 2)
         more = there if rows <= there else max(rows, there + there // 2)
         self.keys, self.values = (self._moved(buffer, more, size, before) for buffer in (self.keys, self.values))
-        self._begin, self._end = before, before + kept
+        self.begin, self.end = before, before + kept
 
     def _moved(self, buffer: Tensor, rows: int, columns: int, begin: int) -> Tensor:
         larger = buffer.new_zeros(rows, buffer.shape[1], columns, buffer.shape[3])
-        kept = buffer[: self.rows, :, self._begin : self._end]
+        kept = buffer[: self.rows, :, self.begin : self.end]
         larger[: self.rows, :, begin : begin + kept.shape[2]] = kept
         return larger
 

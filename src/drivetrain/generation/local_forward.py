@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -36,10 +37,11 @@ class LocalForward:
         return choose(work(self._model, {name: tensor.to(self._device) for name, tensor in batch.items()}))
 
 
-def stores_of(forward: Forward, model: Any) -> Callable[[Forward], RowStore]:
+def stores_of(forward: Forward, model: Any, recorded_cells: int = 0) -> Callable[[Forward], RowStore]:
     """Returns what makes empty stores for a model, over a forward pass: with a cache where one works, which is tried.
 
     model: before any wrapping, one of Transformers' or PEFT's (with virtual tokens, which have no cache here).
+    recorded_cells: positions whose keys and values recorded steps may hold, for each store, on a GPU; 0 records none.
     """
     from drivetrain.generation.cache import windows_of  # imports Transformers, as building its model did
 
@@ -51,7 +53,23 @@ def stores_of(forward: Forward, model: Any) -> Callable[[Forward], RowStore]:
             LOG.warning("%s has no cache that works here: each token runs the whole sequence", type(model).__name__)
     if windows is None or not _CACHE_WORKS[model]:
         return WholeRows
-    return lambda forward: CachedRows(forward, model, windows)
+    records = bool(recorded_cells) and _can_record(model)
+
+    def store(forward: Forward) -> RowStore:
+        from drivetrain.generation.recorded_steps import RecordedSteps
+
+        recorded = RecordedSteps(recorded_cells, _tolerance(model)) if records else None
+        return CachedRows(forward, model, windows, recorded)
+
+    return store
+
+
+def _can_record(model: Any) -> bool:
+    """Returns whether a step of the model depends on nothing but tensors on a GPU: its positions are given, and its
+    attention takes a mask for each row as it is."""
+    parameters = inspect.signature(model.forward).parameters
+    by_mask = model.config.get_text_config()._attn_implementation == "sdpa"
+    return next(model.parameters()).is_cuda and by_mask and "position_ids" in parameters
 
 
 def cells_of(model: Any) -> int:

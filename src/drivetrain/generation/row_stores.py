@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from drivetrain.generation.sampling import Choice
 
 if TYPE_CHECKING:
-    from drivetrain.generation.cache import RowCache  # imports Transformers, which a training without answers need not
+    # import Transformers, which a training without answers need not
+    from drivetrain.generation.cache import RowCache
+    from drivetrain.generation.recorded_steps import RecordedSteps
 
 CHUNK = 2048  # tokens of prompts, padding included, that run forward at once
 MOST_LOGITS = 2**26  # numbers, where those of all a prompt's places are wanted
@@ -67,9 +69,13 @@ class RowStore(ABC):
 
 
 class CachedRows(RowStore):
-    def __init__(self, forward: Forward, model: Any, windows: Sequence[int | None]) -> None:
-        """model: Transformers', before any wrapping, for its configuration and what its forward pass accepts."""
-        self._forward, self._model, self._windows = forward, model, windows
+    def __init__(
+        self, forward: Forward, model: Any, windows: Sequence[int | None], recorded: RecordedSteps | None = None
+    ) -> None:
+        """model: Transformers', before any wrapping, for its configuration and what its forward pass accepts.
+
+        recorded: what takes steps on a GPU at once."""
+        self._forward, self._model, self._windows, self._recorded = forward, model, windows, recorded
         self._cache = self._empty()
         self._lengths: list[int] = []
         accepted = inspect.signature(model.forward).parameters
@@ -78,7 +84,7 @@ class CachedRows(RowStore):
         self._skips = "logits_to_keep" in accepted
 
     def new(self) -> CachedRows:
-        return CachedRows(self._forward, self._model, self._windows)
+        return CachedRows(self._forward, self._model, self._windows, self._recorded)
 
     def start(self, prompts: Sequence[Sequence[int]], choose: Choose, look: Look | None = None) -> list[Choice]:
         longest = max(map(len, prompts))
@@ -101,9 +107,18 @@ class CachedRows(RowStore):
         return found
 
     def next(self, tokens: Sequence[int], choose: Choose) -> list[Choice]:
-        places = torch.tensor(self._lengths)[:, None]
-        self._lengths = [length + 1 for length in self._lengths]
-        return self._run({"ids": torch.tensor(tokens)[:, None], "positions": places}, self._lengths, choose, None)
+        lengths, cache = self._lengths, self._cache
+        self._lengths = [length + 1 for length in lengths]
+        step = None if self._recorded is None else self._recorded.of(cache, len(tokens))
+        if step is None:
+            batch = {"ids": torch.tensor(tokens)[:, None], "positions": torch.tensor(lengths)[:, None]}
+            return self._run(batch, self._lengths, choose, None)
+        extra = {**self._extra, **({"logits_to_keep": 1} if self._skips else {})}
+
+        def work(model: nn.Module, batch: Batch) -> Tensor:
+            return step.run(model, cache, batch["numbers"], **extra)[: len(tokens)]
+
+        return self._forward({"numbers": step.numbers_of(tokens, lengths, cache)}, work, choose)
 
     def _run(
         self, batch: Batch, used: Sequence[int], choose: Choose, look: Callable[[Tensor], None] | None

@@ -177,8 +177,8 @@ def _batches(model: Any, switch: AdapterSwitch | None, max_rows: int, count: int
     def forward(adapter: str | None) -> LocalForward:
         return LocalForward(model, None if switch is None else functools.partial(switch.choose, adapter))
 
-    stores = stores_of(forward(None), model)
     rows, cells = max(1, max_rows // count), max(1, cells_of(model) // count)
+    stores = stores_of(forward(None), model, cells)
     return lambda adapter: RunningBatch(stores(forward(adapter)), rows, cells)
 
 

@@ -15,7 +15,9 @@ tokens; 4,096 of 128 over 32,000) slabs took 1.07 and 0.75, row chunks of 64 MiB
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -24,14 +26,16 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from drivetrain.models.cross_entropy import IGNORED
-from drivetrain.models.planned_device import alike_parts, kind_of_device
+from drivetrain.models.planned_device import alike_parts, kind_of_device, planned_machine
 
 SLAB_BYTES = 8 * 2**20  # of a slab's logits in fp32: with 64 MiB, which no cache holds, a CPU took a tenth longer
-LARGER_ON_GPU = 16  # where small products leave most of it idle
+LARGER_ON_GPU = (
+    64  # half of that in 16 bits: an H200 took up to a fifth longer with a quarter of it, and no less with more
+)
 LEAST_COLUMNS = 512  # narrower ones waste any processor; with very many rows a slab then takes more
 AUTO_FROM = 4096  # tokens of a vocabulary below which fused_loss=auto never takes the loss from the logits
 MANY_BYTES = 128 * 2**20  # of logits in fp32, beyond which it does on a CPU
-MANY_ON_GPU = 4  # times as many; not measured
+MANY_ON_GPU = 4  # times as many; 8,192 x 32,000 logits took 0.87 of the time of all at once on an H200
 
 
 def are_many(hidden: Tensor, weight: Tensor) -> bool:
@@ -100,15 +104,39 @@ def _slabs(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tupl
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns a slab's logits, (N, v): on a CPU in fp32; on a GPU as the product gives them, since there one pass makes
-    fp32 of 16 bits and subtracts, and passes over the slab take as long as the products."""
+    """Returns a slab's logits, (N, v), in fp32; for kernels as the product gives them."""
     logits = F.linear(hidden, weight, bias)
-    return logits if kind_of_device(logits) == "cuda" else logits.float()
+    return logits if _kernels(logits) is not None else logits.float()
 
 
-def _less(logits: Tensor, row: Tensor) -> Tensor:
-    """Returns logits (N, v) less a number for each row (N,), in fp32; in place where they are in fp32 already."""
-    return logits.sub_(row[:, None]) if logits.dtype == row.dtype else logits - row[:, None]
+def _kernels(logits: Tensor) -> Any:
+    """Returns what passes over a slab once: kernels on a GPU that has Triton; None elsewhere."""
+    if planned_machine() is not None:
+        return _PlannedKernels if kind_of_device(logits) == "cuda" else None
+    if not (logits.is_cuda and _has_triton()):
+        return None
+    from drivetrain.models import slab_kernels  # imports Triton
+
+    return slab_kernels
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+class _PlannedKernels:
+    """Stands for the kernels in a plan: reads and writes as much, and computes nothing of use."""
+
+    @staticmethod
+    def see(logits: Tensor, start: int, targets: Tensor, log_sum: Tensor, *others: Any) -> None:
+        del start, targets, others
+        log_sum.copy_(logits.amax(1))
+
+    @staticmethod
+    def to_changes(logits: Tensor, start: int, targets: Tensor, log_sum: Tensor, factor: Tensor) -> None:
+        del start, targets, log_sum, factor
+        logits.exp_()
 
 
 class _Scan:
@@ -123,6 +151,10 @@ class _Scan:
 
     def see(self, start: int, logits: Tensor, wants_argmax: bool = False) -> None:
         """Adds logits (N, v) of the tokens from `start`, which may be overwritten."""
+        if (kernels := _kernels(logits)) is not None:
+            likeliest = (self.best, self.argmax) if wants_argmax else None
+            kernels.see(logits, start, self.targets, self.log_sum, self._at_target, likeliest)
+            return
         place, inside = _places(self.targets, start, logits.shape[1])
         self._at_target = torch.where(inside, logits.gather(1, place)[:, 0].float(), self._at_target)
         if wants_argmax:
@@ -133,7 +165,7 @@ class _Scan:
         else:
             largest = logits.amax(1).float()
         largest = largest.clamp(min=torch.finfo(largest.dtype).min)  # a slab of -inf alone: -inf less -inf is no number
-        own = _less(logits, largest).exp_().sum(1).log_().add_(largest)
+        own = logits.sub_(largest[:, None]).exp_().sum(1).log_().add_(largest)
         self.log_sum = torch.logaddexp(self.log_sum, own)
 
     @property
@@ -145,6 +177,16 @@ def _places(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
     """Returns the position of each row's target in a slab (N, 1), and whether it is there at all (N,)."""
     place = targets - start
     return place.clamp(0, width - 1)[:, None], (place >= 0) & (place < width)
+
+
+def _changes(logits: Tensor, start: int, targets: Tensor, log_sum: Tensor, factor: Tensor) -> Tensor:
+    """Returns the gradient of a slab's logits (N, v), which are overwritten: (softmax - 1 at the target) * factor."""
+    if (kernels := _kernels(logits)) is not None:
+        kernels.to_changes(logits, start, targets, log_sum, factor)
+        return logits
+    change = logits.sub_(log_sum[:, None]).exp_()
+    place, inside = _places(targets, start, logits.shape[1])
+    return change.scatter_add_(1, place, -inside.float()[:, None]).mul_(factor[:, None])
 
 
 class _SlabLosses(torch.autograd.Function):
@@ -170,21 +212,16 @@ class _SlabLosses(torch.autograd.Function):
         for_hidden = torch.zeros_like(hidden, dtype=torch.float32) if wants_hidden else None
         for_weight = torch.empty_like(weight) if wants_weight else None
         for_bias = torch.empty_like(bias) if wants_bias else None
-        factor = torch.where(targets == IGNORED, 0, upstream.float())[:, None]
+        factor = torch.where(targets == IGNORED, 0, upstream.float())
         with torch.autocast(hidden.device.type, enabled=False):
             for start, part, offset in _slabs(hidden, weight, bias):
-                change = _less(_logits(hidden, part, offset), log_sum).exp_()  # probabilities
-                place, inside = _places(targets, start, len(part))
-                change.scatter_add_(1, place, -inside.float()[:, None])
-                if wants_bias or change.dtype == hidden.dtype or kind_of_device(change) != "cuda":
-                    rounded = change.mul_(factor).to(hidden.dtype)
-                else:  # one pass for two
-                    rounded = torch.mul(change, factor, out=torch.empty_like(change, dtype=hidden.dtype))
+                change = _changes(_logits(hidden, part, offset), start, targets, log_sum, factor)
+                rounded = change.to(hidden.dtype)
                 own = slice(start, start + len(part))
                 if for_hidden is not None:
                     for_hidden += rounded @ part
                 if for_weight is not None:
                     for_weight[own] = rounded.T @ hidden
                 if for_bias is not None:
-                    for_bias[own] = change.sum(0)
+                    for_bias[own] = change.sum(0, dtype=torch.float32)
         return None if for_hidden is None else for_hidden.to(ctx.dtype), for_weight, for_bias, None, None

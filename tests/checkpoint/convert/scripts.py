@@ -127,7 +127,7 @@ class Engine:
 
         from drivetrain.engines.deepspeed.native_build import deepspeed_ready
 
-        deepspeed_ready(nvme=False)
+        deepspeed_ready("cpu", nvme=False)
         self._linear, model = F.linear, fresh()
         json = {
             "train_micro_batch_size_per_gpu": BATCH // dist.get_world_size(),

@@ -110,3 +110,19 @@ def swapped(disk: Path) -> list[bool]:
 def test_ranks_share_a_swap_folder_which_the_last_one_deletes(ranks: Callable[[int], RankPool], tmp_path: Path) -> None:
     assert ranks(2).run(swapped, tmp_path / "disk") == [[True, False]] * 2
     assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_a_run_on_the_cpu_is_not_moved_to_where_an_earlier_one_of_its_process_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("deepspeed")
+    from deepspeed.accelerator import get_accelerator, real_accelerator
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")  # as such a run sets it
+    monkeypatch.setattr(real_accelerator, "ds_accelerator", CUDA_Accelerator())
+    native_build._choose_device_anew("cpu")
+    assert get_accelerator().device_name() == "cpu"
+    chosen = get_accelerator()
+    native_build._choose_device_anew("cpu")
+    assert get_accelerator() is chosen

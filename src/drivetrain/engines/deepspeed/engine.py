@@ -48,7 +48,7 @@ class DeepspeedEngine(AutogradEngine):
     # --- setting up --------------------------------------------------------------------------------------------------
 
     def _wrap(self, model: nn.Module) -> nn.Module:
-        deepspeed_ready(self._on_disk)
+        deepspeed_ready(self._device.type, self._on_disk)
         if self._config.stage:
             refuse_scalars(model, "ZeRO")
         precision = self._options.precision

@@ -25,8 +25,11 @@ from drivetrain.runtime.scratch import Scratch
 LOG = logging.getLogger(__name__)
 
 
-def deepspeed_ready(nvme: bool) -> None:
-    """Imports DeepSpeed and joins it to the existing process group. nvme: prepares its access to disks as well."""
+def deepspeed_ready(device: str, nvme: bool) -> None:
+    """Imports DeepSpeed and joins it to the existing process group.
+
+    device: "cpu" or "cuda", on which the run computes. nvme: prepares its access to disks as well.
+    """
     try:
         import deepspeed
     except ImportError as error:
@@ -38,12 +41,22 @@ def deepspeed_ready(nvme: bool) -> None:
     warnings.filterwarnings("ignore", r"`torch.distributed.\w+_tensor` is deprecated", FutureWarning)
     if not dist.is_initialized():
         raise RunError("engine=deepspeed was asked for, but this process belongs to no group of ranks")
+    _choose_device_anew(device)
     # collectives go through gloo or NCCL; its own shared-memory ones would be compiled for minutes at the first start
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not deepspeed.comm.is_initialized():
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     if nvme:
         _async_io_ready()
+
+
+def _choose_device_anew(device: str) -> None:
+    """Lets DeepSpeed choose its device again, by its variable, where an earlier run of this process had another one: it
+    chooses once in a process, and would move the model there."""
+    from deepspeed.accelerator import get_accelerator, real_accelerator
+
+    if get_accelerator().device_name() != device:
+        real_accelerator.ds_accelerator = None
 
 
 def _async_io_ready() -> None:
