@@ -5,8 +5,9 @@ PIP_ARGS ?=
 # make mutants: how many more; or which once more, e.g. AGAIN=survived
 N ?= 20
 AGAIN ?=
-# make gpu: which of doctor, tests, parity, stages, resume, plan, generate, bench-sft, bench-pretrain, bench-images,
-# bench-texts; DEVICE=cpu rehearses; AT_ONCE=4: cases that are not timed run four at once; CASES='0.5B': those of such names
+# make gpu: which of doctor, tests, parity, stages, resume, plan, generate, bench-head, bench-sft, bench-pretrain,
+# bench-images, bench-texts; DEVICE=cpu rehearses; AT_ONCE=4: cases that are not timed run four at once; CASES='0.5B':
+# those of such names
 PART ?=
 DEVICE ?= cuda
 AT_ONCE ?= 1

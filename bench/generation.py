@@ -116,7 +116,7 @@ def pairs_of(
     draw = np.random.default_rng(number)
     warm = asked(number, np.random.default_rng(99), vocabulary)
     for side in (ours, theirs):
-        side([Asked(each.ids, min(each.wanted, 4)) for each in warm])
+        side(warm)
     found: list[tuple[Turn, Turn]] = []
     for turn in range(pairs):
         questions = asked(number, draw, vocabulary)

@@ -23,6 +23,7 @@ PARTS = {
     "resume": "resume",
     "plan": "planned",
     "generate": "generate",
+    "bench-head": "head",
     "bench-sft": "sft",
     "bench-pretrain": "pretrain",
     "bench-images": "images",

@@ -185,6 +185,28 @@ def planned_row(name: str, found: dict[str, Any], origins: Sequence[str]) -> lis
     ]
 
 
+def _head(part: str, results: dict[str, Result]) -> Iterator[str]:
+    del part
+    yield "Head and loss alone, forward and backward in bf16; memory beyond their inputs."
+    yield ""
+    yield from _table(
+        ["rows x width, tokens", "way", "ms", "over all logits", "GiB", "difference"],
+        (
+            [
+                name,
+                way,
+                f"{1000 * found['seconds']:.1f}",
+                f"{found['seconds'] / result.found['ways']['all logits']['seconds']:.2f}",
+                f"{found['bytes'] / 2**30:.2f}",
+                f"{found['difference']:.1e}",
+            ]
+            for name, result in results.items()
+            if result.status == "done"
+            for way, found in result.found["ways"].items()
+        ),
+    )
+
+
 def _generate(part: str, results: dict[str, Result]) -> Iterator[str]:
     del part
     found = {name: result.found for name, result in results.items() if "rates" in result.found}
@@ -295,4 +317,5 @@ _SECTIONS = {
     "resume": _resume,
     "plan": _plan,
     "generate": _generate,
+    "bench-head": _head,
 }

@@ -31,6 +31,7 @@ GPU_ONLY = (
     "tests/test_waits.py",
     "tests/optim/test_low_bit.py",
     "tests/memory/test_offload.py",
+    "tests/generation/test_recorded_steps.py",
 )
 SMALL = ("tests/engines/test_on_device.py", "tests/models/test_cross_entropy.py")
 

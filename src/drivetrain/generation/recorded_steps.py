@@ -10,6 +10,7 @@ columns in which rows begin, and the column that is written.
 from __future__ import annotations
 
 import logging
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,9 +34,10 @@ def recorded_on_gpu(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Ten
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):  # libraries make their workspaces in a first pass
         work()
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
         mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")  # found before recording, which an error would leave half done
         try:
+            torch.cuda.set_sync_debug_mode("error")  # found before recording, which an error would leave half done
             work()
         finally:
             torch.cuda.set_sync_debug_mode(mode)
