@@ -29,9 +29,7 @@ from drivetrain.models.cross_entropy import IGNORED
 from drivetrain.models.planned_device import alike_parts, kind_of_device, planned_machine
 
 SLAB_BYTES = 8 * 2**20  # of a slab's logits in fp32: with 64 MiB, which no cache holds, a CPU took a tenth longer
-LARGER_ON_GPU = (
-    64  # half of that in 16 bits: an H200 took up to a fifth longer with a quarter of it, and no less with more
-)
+LARGER_ON_GPU = 64  # half of that in 16 bits: an H200 took up to a fifth longer with 64 MiB, and no less with more
 LEAST_COLUMNS = 512  # narrower ones waste any processor; with very many rows a slab then takes more
 AUTO_FROM = 4096  # tokens of a vocabulary below which fused_loss=auto never takes the loss from the logits
 MANY_BYTES = 128 * 2**20  # of logits in fp32, beyond which it does on a CPU
