@@ -195,6 +195,13 @@ def test_a_name_that_is_no_folder_of_its_own_is_refused(name: str) -> None:
     assert [problem.field for problem in problems] == ["name"]
 
 
+def test_a_file_in_the_place_of_an_override_is_answered_with_the_option_that_takes_it(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text\n")
+    _, problems = load(written(tmp_path, json.dumps(MODULE)), [str(rows)])
+    assert f"--data {rows} of predict" in problems[0].fix
+
+
 @pytest.mark.parametrize("override", ["lr", "=3", "lr=[1", "", "lr 3"])
 def test_what_is_no_override_is_a_problem_beside_the_others(override: str, tmp_path: Path) -> None:
     _, problems = load(written(tmp_path, json.dumps(MODULE)), [override, "sede=3"])

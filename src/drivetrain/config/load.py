@@ -112,7 +112,11 @@ def validate(raw: dict[str, Any], problems: list[Problem]) -> tuple[RunConfig | 
 def _apply(raw: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise problem(override, "is no override", "write key=value, e.g. precision=bf16-mixed or optimizer.lr=3e-4")
+        fix = "write key=value, e.g. precision=bf16-mixed or optimizer.lr=3e-4"
+        with suppress(OSError, ValueError):  # what no path can be
+            if override and Path(override).exists():
+                fix = f"a file is given by an option, such as --data {override} of predict (see --help); or {fix}"
+        raise problem(override, "is no override", fix)
     try:
         value = parsed_yaml(text) if text else None
     except BrokenText as error:

@@ -183,6 +183,43 @@ class RowCache(Cache):
                 layer.drop_columns(unused)
 
 
+class FixedLayer(CacheLayerMixin):
+    """Keys and values in a buffer of which all columns are given to attention, under its mask."""
+
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, column: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self._column = keys, values, column
+        self.is_initialized = True
+
+    # --- Transformers' contract ---------------------------------------------------------------------------------------
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        del key_states, value_states
+        raise AssertionError("made with its buffers")
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        del args, kwargs
+        self.keys.index_copy_(2, self._column, key_states)
+        self.values.index_copy_(2, self._column, value_states)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        del query_length
+        return self.keys.shape[2], 0
+
+    def get_seq_length(self) -> int:
+        return int(self.keys.shape[2]) - 1
+
+    def get_max_length(self) -> int:
+        return int(self.keys.shape[2])
+
+
+class FixedCache(Cache):
+    """The cache of layers of fixed buffers."""
+
+
 def windows_of(config: Any) -> list[int | None] | None:
     """Returns each layer's sliding window, or None for a layer without one; None if a layer keeps something else than
     keys and values (a recurrent state, an indexer's keys) or the model describes no layers.

@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
 
-from drivetrain.generation.cache import RowCache
+from drivetrain.generation.cache import FixedCache, FixedLayer, RowCache
 
 LOG = logging.getLogger(__name__)
 LEAST_COLUMNS = 128
@@ -130,10 +129,10 @@ class RecordedStep:
         self._numbers = torch.zeros(3 * rows + 1, dtype=torch.int64, device=device)
         self._column = self._numbers[-1:]
         self._layers = [
-            _FixedLayer(_buffer(keys, rows, columns), _buffer(values, rows, columns), self._column)
+            FixedLayer(_buffer(keys, rows, columns), _buffer(values, rows, columns), self._column)
             for keys, values in kept
         ]
-        self._cache = Cache(layers=self._layers)
+        self._cache = FixedCache(layers=self._layers)
         self._user: Callable[[], RowCache | None] = lambda: None
         self._repeat: Callable[[], None] | None = None
         self._logits, self._left = torch.zeros(0), CHECKED
@@ -199,37 +198,6 @@ class RecordedStep:
             **extra,
         ).logits
         return logits[:, -1]
-
-
-class _FixedLayer(CacheLayerMixin):
-    """Keys and values in a buffer of which all columns are given to attention, under its mask."""
-
-    is_sliding = False
-
-    def __init__(self, keys: Tensor, values: Tensor, column: Tensor) -> None:
-        super().__init__()
-        self.keys, self.values, self._column = keys, values, column
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        del key_states, value_states
-        raise AssertionError("made with its buffers")
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        del args, kwargs
-        self.keys.index_copy_(2, self._column, key_states)
-        self.values.index_copy_(2, self._column, value_states)
-        return self.keys, self.values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        del query_length
-        return self.keys.shape[2], 0
-
-    def get_seq_length(self) -> int:
-        return int(self.keys.shape[2]) - 1
-
-    def get_max_length(self) -> int:
-        return int(self.keys.shape[2])
 
 
 def _buffer(like: Tensor, rows: int, columns: int) -> Tensor:

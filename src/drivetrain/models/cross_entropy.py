@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from drivetrain.models.logit_kernels import kernels_for
 from drivetrain.models.planned_device import kind_of_device
 
 IGNORED = -100
@@ -30,6 +31,9 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
     logits: (N, V); targets: (N,) int64, -100 is ignored. Small ones go to torch's, which has fewer calls.
     """
     rows = rows_at_once(logits)
+    if _by_kernels(logits):
+        found: Tensor = _KernelLosses.apply(logits, targets)
+        return found.sum()
     if is_traceable_wrapper_subclass(logits) or not logits.requires_grad or rows >= len(logits):
         return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
     losses: Tensor = _Losses.apply(logits, targets, rows)
@@ -40,6 +44,9 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
 def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
     """Returns the same for each row, (N,) fp32, with reduction="none"."""
     rows = rows_at_once(logits)
+    if _by_kernels(logits):
+        found: Tensor = _KernelLosses.apply(logits, targets)
+        return found
     if not (type(logits) is Tensor and logits.requires_grad and rows < len(logits)):
         return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="none")
     losses: Tensor = _Losses.apply(logits, targets, rows)
@@ -59,6 +66,33 @@ def cross_entropy_of_each(logits: Tensor, targets: Tensor) -> Tensor:
     pairs = zip(logits.split(rows), targets.split(rows), strict=True)
     parts = [F.cross_entropy(part.float(), own, ignore_index=IGNORED, reduction="none") for part, own in pairs]
     return torch.cat(parts)
+
+
+def _by_kernels(logits: Tensor) -> bool:
+    """Returns whether kernels pass over the logits: many ones of 16 bits, on a GPU, that lie in one piece."""
+    is_plain = not is_traceable_wrapper_subclass(logits) and logits.requires_grad and logits.is_contiguous()
+    many = logits.dtype in (torch.bfloat16, torch.float16) and rows_at_once(logits) < len(logits)
+    return is_plain and many and kernels_for(logits) is not None
+
+
+class _KernelLosses(torch.autograd.Function):
+    """The autograd function by kernels: one pass forward, and one backward that writes the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        log_sum = torch.full((len(logits),), -torch.inf, dtype=torch.float32, device=logits.device)
+        at_target = torch.full_like(log_sum, torch.nan)  # NaN stays where a target is no token
+        kernels_for(logits).see(logits, 0, targets, log_sum, at_target, None)
+        ctx.save_for_backward(logits, targets, log_sum)
+        return torch.where(targets == IGNORED, 0, log_sum - at_target)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        logits, targets, log_sum = ctx.saved_tensors
+        gradient, factor = torch.empty_like(logits), torch.where(targets == IGNORED, 0, upstream.float())
+        kernels_for(logits).changes(logits, 0, targets, log_sum, factor, into=gradient)
+        return gradient, None
 
 
 class _Losses(torch.autograd.Function):

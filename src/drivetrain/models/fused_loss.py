@@ -15,9 +15,7 @@ tokens; 4,096 of 128 over 32,000) slabs took 1.07 and 0.75, row chunks of 64 MiB
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -26,7 +24,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from drivetrain.models.cross_entropy import IGNORED
-from drivetrain.models.planned_device import alike_parts, kind_of_device, planned_machine
+from drivetrain.models.logit_kernels import kernels_for
+from drivetrain.models.planned_device import alike_parts, kind_of_device
 
 SLAB_BYTES = 8 * 2**20  # of a slab's logits in fp32: with 64 MiB, which no cache holds, a CPU took a tenth longer
 LARGER_ON_GPU = 64  # half of that in 16 bits: an H200 took up to a fifth longer with 64 MiB, and no less with more
@@ -104,37 +103,7 @@ def _slabs(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tupl
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Returns a slab's logits, (N, v), in fp32; for kernels as the product gives them."""
     logits = F.linear(hidden, weight, bias)
-    return logits if _kernels(logits) is not None else logits.float()
-
-
-def _kernels(logits: Tensor) -> Any:
-    """Returns what passes over a slab once: kernels on a GPU that has Triton; None elsewhere."""
-    if planned_machine() is not None:
-        return _PlannedKernels if kind_of_device(logits) == "cuda" else None
-    if not (logits.is_cuda and _has_triton()):
-        return None
-    from drivetrain.models import slab_kernels  # imports Triton
-
-    return slab_kernels
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
-class _PlannedKernels:
-    """Stands for the kernels in a plan: reads and writes as much, and computes nothing of use."""
-
-    @staticmethod
-    def see(logits: Tensor, start: int, targets: Tensor, log_sum: Tensor, *others: Any) -> None:
-        del start, targets, others
-        log_sum.copy_(logits.amax(1))
-
-    @staticmethod
-    def to_changes(logits: Tensor, start: int, targets: Tensor, log_sum: Tensor, factor: Tensor) -> None:
-        del start, targets, log_sum, factor
-        logits.exp_()
+    return logits if kernels_for(logits) is not None else logits.float()
 
 
 class _Scan:
@@ -149,7 +118,7 @@ class _Scan:
 
     def see(self, start: int, logits: Tensor, wants_argmax: bool = False) -> None:
         """Adds logits (N, v) of the tokens from `start`, which may be overwritten."""
-        if (kernels := _kernels(logits)) is not None:
+        if (kernels := kernels_for(logits)) is not None:
             likeliest = (self.best, self.argmax) if wants_argmax else None
             kernels.see(logits, start, self.targets, self.log_sum, self._at_target, likeliest)
             return
@@ -179,8 +148,8 @@ def _places(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
 
 def _changes(logits: Tensor, start: int, targets: Tensor, log_sum: Tensor, factor: Tensor) -> Tensor:
     """Returns the gradient of a slab's logits (N, v), which are overwritten: (softmax - 1 at the target) * factor."""
-    if (kernels := _kernels(logits)) is not None:
-        kernels.to_changes(logits, start, targets, log_sum, factor)
+    if (kernels := kernels_for(logits)) is not None:
+        kernels.changes(logits, start, targets, log_sum, factor, into=logits)
         return logits
     change = logits.sub_(log_sum[:, None]).exp_()
     place, inside = _places(targets, start, logits.shape[1])

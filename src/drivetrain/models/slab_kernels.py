@@ -58,13 +58,13 @@ def _see(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _to_changes(logits, targets, start, width, log_sum, factor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _changes(logits, into, targets, start, width, log_sum, factor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    place, inside = logits + row * width + column, column < width
-    chance = tl.exp(tl.load(place, mask=inside).to(tl.float32) - tl.load(log_sum + row))
+    place, inside = row * width + column, column < width
+    chance = tl.exp(tl.load(logits + place, mask=inside).to(tl.float32) - tl.load(log_sum + row))
     change = tl.where(column == tl.load(targets + row) - start, chance - 1, chance) * tl.load(factor + row)
-    tl.store(place, change.to(logits.dtype.element_ty), mask=inside)
+    tl.store(into + place, change.to(into.dtype.element_ty), mask=inside)
 
 
 def see(
@@ -93,15 +93,16 @@ def see(
         )
 
 
-def to_changes(logits: Tensor, start: int, targets: Tensor, log_sum: Tensor, factor: Tensor) -> None:
-    """Turns a slab's logits (N, v) in place into the loss's gradient of them: (softmax - 1 at the target) * factor.
+def changes(logits: Tensor, start: int, targets: Tensor, log_sum: Tensor, factor: Tensor, into: Tensor) -> None:
+    """Writes the loss's gradient of a slab's logits (N, v): (softmax - 1 at the target) * factor.
 
-    targets: (N,) int64. log_sum, factor: (N,) fp32.
+    targets: (N,) int64. log_sum, factor: (N,) fp32. into: like the logits, and may be them.
     """
-    assert logits.is_contiguous(), "changed in place"
+    assert logits.is_contiguous(), "rows lie behind one another"
+    assert into.is_contiguous(), "rows lie behind one another"
     width = logits.shape[1]
-    kernel: Any = _to_changes
+    kernel: Any = _changes
     with torch.cuda.device_of(logits):
         kernel[(len(logits), triton.cdiv(width, BLOCK))](
-            *(logits, targets.contiguous(), start, width, log_sum, factor), BLOCK=BLOCK, num_warps=8
+            *(logits, into, targets.contiguous(), start, width, log_sum, factor), BLOCK=BLOCK, num_warps=8
         )
