@@ -85,6 +85,20 @@ def test_half_a_body_is_refused_with_the_place_where_it_ends(server: Running) ->
     assert found["error"]["param"] is None
 
 
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        (b'{"model": "a", "messages": [{"role": "user", "content": "Hi"}], "model": "b"}', "model"),
+        (b'{"messages": [{"role": "user", "content": "Hi", "role": "system"}]}', "role"),
+    ],
+)
+def test_a_key_that_stands_twice_in_an_object_is_refused_by_name(server: Running, body: bytes, key: str) -> None:
+    """A proxy that checks requests may have read the other one."""
+    status, _, found = server.ask(CHAT, body)
+    assert status == 400
+    assert found["error"]["message"] == f"{key}: the body has this key twice in one object"
+
+
 def test_all_that_is_wrong_with_a_body_is_listed_at_once(server: Running) -> None:
     _, _, found = server.ask(CHAT, {"messages": [USER], "temperature": -1, "top_p": 7, "n": "many"})
     assert all(f"{name}: " in found["error"]["message"] for name in ("temperature", "top_p", "n"))

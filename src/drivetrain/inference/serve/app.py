@@ -26,6 +26,7 @@ from drivetrain.inference.serve.served import Served, check_name
 from drivetrain.web.bodies import BodyGuard, BodyLimits, ClientGone
 from drivetrain.web.browser_guard import BrowserGuard
 from drivetrain.web.event_stream import EventStream, event, while_connected
+from drivetrain.web.json_bodies import JsonRoute
 from drivetrain.web.keys import KeyGuard, Keys
 from drivetrain.web.limits import RateGuard
 from drivetrain.web.refusals import Refusal
@@ -68,6 +69,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 def application(served: Served, guards: Guards) -> ASGIApp:
     """Returns the ASGI application."""
     app = FastAPI(title="Drivetrain", version=__version__, docs_url=None, redoc_url=None, responses=ERRORS)
+    app.router.route_class = JsonRoute
     add_errors(app)
     add_information(app, served.names, served.created, served.metrics)
 
@@ -195,6 +197,8 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: HttpRequest, error: HTTPException) -> Response:
+        if isinstance(error.__cause__, Refusal):  # which FastAPI meets as it reads the body
+            return error.__cause__.response()
         if error.status_code == 400:  # FastAPI's own, for JSON that Python's reader gives up
             return Refusal(400, "the body cannot be read as JSON", "invalid_request").response()
         why = {404: f"there is no {request.url.path} here", 405: f"{request.method} is not for {request.url.path}"}

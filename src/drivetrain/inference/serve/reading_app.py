@@ -17,12 +17,14 @@ from drivetrain.inference.serve import reading
 from drivetrain.inference.serve.app import ERRORS, Guards, add_errors, add_information, guarded
 from drivetrain.inference.serve.reading import ServedReader
 from drivetrain.web.event_stream import while_connected
+from drivetrain.web.json_bodies import JsonRoute
 from drivetrain.web.refusals import Refusal
 
 
 def reading_application(served: ServedReader, guards: Guards) -> ASGIApp:
     """Returns the ASGI application: /v1/classify of a model with classes, /v1/embeddings of one of texts."""
     app = FastAPI(title="Drivetrain", version=__version__, docs_url=None, redoc_url=None, responses=ERRORS)
+    app.router.route_class = JsonRoute
     add_errors(app)
     add_information(app, served.names, served.created, served.metrics)
     model = served.model

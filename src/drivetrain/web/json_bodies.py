@@ -1,0 +1,42 @@
+"""Requests whose JSON names each key of an object once: of two values Python's reader would take the last one without a
+word, and other readers, such as a proxy's that checks requests, the first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from drivetrain.errors import clipped
+from drivetrain.web.refusals import Refusal
+
+
+class JsonRoute(APIRoute):
+    """A route that refuses a body with a repeated key; make it an application's `router.route_class`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            return await handle(_JsonRequest(request.scope, request.receive))
+
+        return handler
+
+
+class _JsonRequest(Request):
+    async def json(self) -> Any:
+        if not hasattr(self, "_json"):
+            self._json = json.loads(await self.body(), object_pairs_hook=_with_keys_once)
+        return self._json
+
+
+def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise Refusal(400, f"{clipped(repeated, 80)}: the body has this key twice in one object", "invalid_request")
+    return found
