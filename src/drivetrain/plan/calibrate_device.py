@@ -24,10 +24,11 @@ LEAST_CALLS = 5  # at least so often
 SLOW = 0.5  # seconds of one call, after which no larger one is tried
 MATMUL_SIZES = (32, 64, 128, 256, 512, 1024, 2048)
 GPU_MATMUL_SIZES = (256, 1024, 2048, 4096, 8192)
-LENGTHS = (64, 128, 256, 512, 1024)  # of attention
-GPU_LENGTHS = (512, 1024, 2048, 4096)
-CONVOLUTIONS = ((16, 32), (32, 16), (64, 32), (128, 16), (256, 16))  # channels, pixels a side
-GPU_CONVOLUTIONS = ((64, 56), (128, 28), (256, 14), (256, 56))
+# the smallest of each are those whose start is most of their time, which then is that of all smaller ones
+LENGTHS = (4, 16, 64, 128, 256, 512, 1024)  # of attention
+GPU_LENGTHS = (64, 512, 1024, 2048, 4096)
+CONVOLUTIONS = ((4, 4), (8, 8), (16, 8), (32, 8), (16, 32), (64, 32), (128, 16), (256, 16))  # channels, pixels a side
+GPU_CONVOLUTIONS = ((16, 8), (64, 16), (64, 56), (128, 28), (256, 14), (256, 56))
 ELEMENTS = tuple(4**power for power in range(5, 13))  # 1 Ki to 16 Mi
 GPU_ELEMENTS = tuple(4**power for power in range(7, 14))
 
