@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from drivetrain.generation.cache import RowCache
     from drivetrain.generation.recorded_steps import RecordedSteps
 
-CHUNK = 2048  # tokens of prompts, padding included, that run forward at once
+CHUNK = 2048  # tokens of prompts, padding included, that run forward at once on a CPU
+LARGER_ON_GPU = 8  # on an H200 64 prompts in three groups had first tokens after 0.25 s, in one (generate) after 0.08
 MOST_LOGITS = 2**26  # numbers, where those of all a prompt's places are wanted
 Batch = dict[str, Tensor]
 Choose = Callable[[Tensor], list[Choice]]
@@ -67,6 +68,11 @@ class RowStore(ABC):
     def new(self) -> Self:
         """Returns an empty store of the same model."""
 
+    @property
+    def chunk(self) -> int:
+        """Returns how many tokens of prompts, padding included, run forward at once."""
+        return CHUNK
+
 
 class CachedRows(RowStore):
     def __init__(
@@ -83,6 +89,11 @@ class CachedRows(RowStore):
         self._extra = {"use_cache": True} if "use_cache" in accepted else {}
         self._skips = "logits_to_keep" in accepted
 
+    @property
+    def chunk(self) -> int:
+        is_on_gpu = next(self._model.parameters()).is_cuda
+        return CHUNK * (LARGER_ON_GPU if is_on_gpu else 1)
+
     def new(self) -> CachedRows:
         return CachedRows(self._forward, self._model, self._windows, self._recorded)
 
@@ -93,7 +104,7 @@ class CachedRows(RowStore):
             ids[row, longest - len(each) :] = torch.tensor(each)
         unused = torch.tensor([longest - len(each) for each in prompts])
         positions = (torch.arange(longest)[None] - unused[:, None]).clamp(min=0)
-        size = max(1, CHUNK // len(prompts))
+        size = max(1, self.chunk // len(prompts))
         if look is not None:
             size = min(size, max(1, MOST_LOGITS // (len(prompts) * self._model.config.get_text_config().vocab_size)))
         found: list[Choice] = []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from drivetrain.generation.requests import Logprob
-from drivetrain.generation.row_stores import CHUNK, RowStore
+from drivetrain.generation.row_stores import RowStore
 from drivetrain.generation.sampling import Choice, choose, logprobs_of
 from drivetrain.generation.sequence import Running
 
@@ -53,7 +53,7 @@ class RunningBatch:
 
     def _next_group(self) -> list[Running]:
         """Takes waiting requests, in their order, that run forward together: those whose different prompts are no more
-        than CHUNK tokens, padding included."""
+        than the store's chunk of tokens, padding included."""
         group = self._joining
         prompts: set[tuple[int, ...]] = set()
         while self._waiting:
@@ -62,7 +62,7 @@ class RunningBatch:
                 different = prompts | {first.request.ids}
                 longest = max(map(len, different))
                 alike = bool(group) and group[0].request.prompt_logprobs == first.request.prompt_logprobs
-                fits = not group or (len(different) * longest <= CHUNK and alike)
+                fits = not group or (len(different) * longest <= self._store.chunk and alike)
                 if not fits or not self._has_room(group, first):
                     break
                 prompts = different
