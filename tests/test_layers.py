@@ -105,7 +105,7 @@ OWNERS = {
     "math_verify": {"rewards/verifiers.py"},
     "typer": {"cli"},
     "prompt_toolkit": {"inference/chat/lines.py"},
-    "fastapi": {"board", "inference/serve/app.py", "inference/serve/reading_app.py"},
+    "fastapi": {"board", "inference/serve/app.py", "inference/serve/reading_app.py", "web/json_bodies.py"},
     "starlette": {
         *("web", "board", "inference/serve/app.py", "inference/serve/reading_app.py", "inference/serve/metrics.py"),
     },

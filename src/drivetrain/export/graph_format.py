@@ -1,7 +1,7 @@
 """Writes the graph of a forward pass: ONNX, or PyTorch's own exported program. Neither needs the model's Python.
 
-Graphs take batches and sequences of any length. A language model's graph has no cache of keys and values: it takes all
-ids and returns the logits of each.
+Graphs take batches and sequences of any length. A language model's ONNX graph has a cache of keys and values
+(`cached_graph`); PyTorch's program of one takes all ids and returns the logits of each.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from drivetrain.checkpoint.convert.merging import GENERATION, OF_ADAPTERS
 from drivetrain.checkpoint.convert.transformers_folder import copy_assets
 from drivetrain.errors import RunError, last_line
+from drivetrain.export import cached_graph
 from drivetrain.export.formats import LANGUAGE
 from drivetrain.export.questions import output_of
 from drivetrain.export.source import Source
@@ -52,6 +53,18 @@ print(scores[0].tolist() if scores.ndim == 2 else scores[0, -1].tolist())
 
 def write_onnx(model: nn.Module, source: Source, into: Path) -> Written:
     """Writes model.onnx, by torch.onnx.export over PyTorch's exported program."""
+    if source.kind == LANGUAGE and cached_graph.has_cache(model):
+        try:
+            with _quiet():
+                cached_graph.write(model, into / ONNX)
+        except OSError:
+            raise
+        except Exception as error:  # each architecture's own
+            why = f"PyTorch cannot trace this model's cache: {last_line(error)}"
+            source.notes.append(f"{why}; the graph takes all ids in each pass")
+        else:
+            _write_beside(source, _example(source, model), into)
+            return Written(script=cached_graph.ONNX_SCRIPT)
     inputs, program = _traced(model, source)
     with _quiet(), _explained("onnx"):
         made = torch.onnx.export(program, dynamo=True, input_names=list(inputs), output_names=["scores"], verbose=False)

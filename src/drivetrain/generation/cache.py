@@ -220,6 +220,15 @@ class FixedCache(Cache):
     """The cache of layers of fixed buffers."""
 
 
+def new_cache(past: Sequence[tuple[Tensor, Tensor]]) -> Any:
+    """Returns Transformers' cache of all columns, filled with each layer's keys and values, (batch, heads, columns,
+    width)."""
+    cache = DynamicCache()
+    for number, (keys, values) in enumerate(past):
+        cache.update(keys, values, number)
+    return cache
+
+
 def windows_of(config: Any) -> list[int | None] | None:
     """Returns each layer's sliding window, or None for a layer without one; None if a layer keeps something else than
     keys and values (a recurrent state, an indexer's keys) or the model describes no layers.
