@@ -18,7 +18,7 @@ engine, in one process a rank, which takes one way after the other.
 - The peak of tensors is that of the fullest rank in a step.
 - Resident memory counts above that before the model is built, when all is imported and the data are read. Its planned
   value is the peak of tensors: what libraries keep for themselves is not planned, and is most of a small run's.
-- The time of a step is the median of nine, without loading data; the plan's is from `drivetrain calibrate`. It is
+- The time of a step is the median of nine (three where they are long), without loading data; the plan's is from `drivetrain calibrate`. It is
   compared only where ranks do not exceed cores and other programs took at most {DISTURBED:.0%} of a core; of the others
   the planned time stands beside the processor time of the rank that used most, over all its threads."""
 HEAD = [
@@ -50,7 +50,8 @@ GOALS = {
 
 
 def is_disturbed(row: dict[str, Any]) -> bool:
-    return bool(row["measured"].get("foreign_cores", 0.0) > DISTURBED)
+    found = row["measured"]
+    return bool(found.get("foreign_cores", 0.0) > DISTURBED or found.get("steps", 9) == 1)
 
 
 def figures(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
