@@ -18,9 +18,10 @@ engine, in one process a rank, which takes one way after the other.
 - The peak of tensors is that of the fullest rank in a step.
 - Resident memory counts above that before the model is built, when all is imported and the data are read. Its planned
   value is the peak of tensors: what libraries keep for themselves is not planned, and is most of a small run's.
-- The time of a step is the median of nine (three where they are long), without loading data; the plan's is from `drivetrain calibrate`. It is
-  compared only where ranks do not exceed cores and other programs took at most {DISTURBED:.0%} of a core; of the others
-  the planned time stands beside the processor time of the rank that used most, over all its threads."""
+- The time of a step is the median of nine (three where they are long), without loading data; the plan's is from
+  `drivetrain calibrate`. It is compared only where ranks do not exceed cores, other programs took at most
+  {DISTURBED:.0%} of a core and more than one step was timed; of the others the planned time stands beside the
+  processor time of the rank that used most, over all its threads."""
 HEAD = [
     "recipe, engine, ranks",
     "tensors planned",

@@ -2,7 +2,8 @@
 
     python bench/planned_ranks.py RANK WORLD STORE RECIPE JSON STEPS
 
-JSON: a list of lists of overrides. STEPS: the most that are timed. Prints a line of JSON for each on the first rank: the largest figures of the ranks.
+JSON: a list of lists of overrides. STEPS: the most that are timed.
+Prints a line of JSON for each on the first rank: the largest figures of the ranks.
 """
 
 from __future__ import annotations
