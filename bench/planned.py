@@ -3,6 +3,7 @@
     python bench/planned.py --folder work           # work/data, work/models: as the recipes name them
     python bench/planned.py --folder work --memory  # quicker: memory alone
     python bench/planned.py --folder work --times   # again those whose time other programs disturbed
+    python bench/planned.py --folder work --replan  # what was measured, by today's code and calibration
     python bench/planned.py --page                  # the table of what was measured so far
 
 A row is one way to run a recipe: the plan of it, and real steps of the same, in as many processes as it has ranks
@@ -65,7 +66,14 @@ STEPS, FEW = 9, 1  # that are timed: all, and where memory is what is asked
 def main() -> None:
     options = arguments()
     os.chdir(options.folder)
-    if not options.page:
+    if options.replan:
+        for row in latest(options.rows).values():
+            if row["recipe"] in options.recipes and row["ranks"] in options.ranks and "tensor" in row["measured"]:
+                words = settings(row["recipe"], row["engine"], row["ranks"])
+                row["planned"] = plan_of(ROOT / "recipes" / f"{row['recipe']}.yaml", words)
+                append(options.rows, row)
+                print(summary(row), flush=True)
+    elif not options.page:
         for recipe, ranks, engines in open_cases(options):
             for row in rows_of(recipe, ranks, engines, options):
                 append(options.rows, row)
@@ -84,6 +92,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--memory", action="store_true", help="time one step alone: memory needs no quiet machine")
     parser.add_argument("--times", action="store_true", help="measure again where other programs were at work")
     parser.add_argument("--again", action="store_true", help="measure all that is asked for again")
+    parser.add_argument("--replan", action="store_true", help="plan again what was measured")
     parser.add_argument("--page", action="store_true", help="only write the table")
     return parser.parse_args()
 
