@@ -15,8 +15,8 @@ SMALL, NEAR = 64 * 2**20, 2 * 2**20  # a peak below the first may be off by the 
 INTRODUCTION = f"""Made by `python bench/planned.py`. A row is a way to run a recipe: its plan, and real steps of its
 engine, in one process a rank, which takes one way after the other.
 
-- The peak of tensors is that of the fullest rank in a step. Of recipes whose step takes a minute on a processor, smaller
-  steps are planned and measured (`SHORTER` in bench/planned.py).
+- The peak of tensors is that of the fullest rank in a step. Of recipes whose step takes a minute on a processor,
+  smaller steps are planned and measured (`SHORTER` in bench/planned.py).
 - Resident memory counts above that before the model is built, when all is imported and the data are read. Its planned
   value is the peak of tensors: what libraries keep for themselves is not planned, and is most of a small run's.
 - The time of a step is the median of nine (three where they are long), without loading data; the plan's is from

@@ -68,9 +68,9 @@ def check_linear(lowest: DepthTrace, lower: DepthTrace, upper: DepthTrace, depth
         found, ends = totals(getattr(upper.costs, name)), totals(getattr(final, name))
         whole = sum(calls * call + moved for calls, _, moved in ends.values())
         for key, values in totals(getattr(predicted, name)).items():
-            off = [abs(own - other) * scale for own, other in zip(values, found.get(key, NONE), strict=True)]
+            apart = [abs(own - other) * scale for own, other in zip(values, found.get(key, NONE), strict=True)]
             _, flops, moved = ends.get(key, values)
-            if off[0] * call > NEAR * whole or off[1] > NEAR * max(flops, 1.0) or off[2] > NEAR * max(moved, 1.0):
+            if apart[0] * call > NEAR * whole or apart[1] > NEAR * max(flops, 1.0) or apart[2] > NEAR * max(moved, 1.0):
                 raise NotLinear(f"its {name} ({' '.join(map(str, key[:2]))})")
 
 
