@@ -1,7 +1,9 @@
 """Plans beside measurements: the shipped recipes on every engine that this machine has, at 1, 2 and 4 ranks.
 
     python bench/planned.py --folder work           # work/data, work/models: as the recipes name them
+    python bench/planned.py --folder work --memory  # quicker: memory alone
     python bench/planned.py --folder work --times   # again those whose time other programs disturbed
+    python bench/planned.py --folder work --replan  # what was measured, by today's code and calibration
     python bench/planned.py --page                  # the table of what was measured so far
 
 A row is one way to run a recipe: the plan of it, and real steps of the same, in as many processes as it has ranks
@@ -44,19 +46,36 @@ RECIPES = (  # the smallest first; those that differ in the engine alone are row
     "cifar10-small",
     "preferences-dpo",
     "alpaca-qlora",
+    "distill",
+    "rewards-grpo",
+    "cifar10-resnet50-224",
 )
+SHORTER = {  # of recipes whose step takes a minute on a processor, planned and measured so
+    "preferences-dpo": ["batch_size=4"],
+    "alpaca-qlora": ["batch_size=4"],
+    "distill": ["batch_size=4"],
+    "rewards-grpo": ["batch_size=4", "workload.reinforcement.answers=2", "workload.reinforcement.max_new_tokens=32"],
+}
 ALONE, TOGETHER = ("single",), ("ddp", "fsdp", "zero1", "zero2", "zero3", "mesh.tp2", "mesh.pp2")
 RANKS = (1, 2, 4)
 RANK = Path(__file__).resolve().with_name("planned_ranks.py")
 LIMIT_SECONDS = 900
+STEPS, FEW = 9, 1  # that are timed: all, and where memory is what is asked
 
 
 def main() -> None:
     options = arguments()
     os.chdir(options.folder)
-    if not options.page:
+    if options.replan:
+        for row in latest(options.rows).values():
+            if row["recipe"] in options.recipes and row["ranks"] in options.ranks and "tensor" in row["measured"]:
+                words = settings(row["recipe"], row["engine"], row["ranks"])
+                row["planned"] = plan_of(ROOT / "recipes" / f"{row['recipe']}.yaml", words)
+                append(options.rows, row)
+                print(summary(row), flush=True)
+    elif not options.page:
         for recipe, ranks, engines in open_cases(options):
-            for row in rows_of(recipe, ranks, engines, options.prefix):
+            for row in rows_of(recipe, ranks, engines, options):
                 append(options.rows, row)
                 print(summary(row), flush=True)
     write(RESULTS / "planned.md", page(list(latest(options.rows).values())))
@@ -70,8 +89,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", nargs="+", type=int, default=list(RANKS))
     parser.add_argument("--rows", type=lambda text: Path(text).resolve(), default=RESULTS / "planned.jsonl")
     parser.add_argument("--prefix", default="", help="a command before those that measure, such as nice")
+    parser.add_argument("--memory", action="store_true", help="time one step alone: memory needs no quiet machine")
     parser.add_argument("--times", action="store_true", help="measure again where other programs were at work")
     parser.add_argument("--again", action="store_true", help="measure all that is asked for again")
+    parser.add_argument("--replan", action="store_true", help="plan again what was measured")
     parser.add_argument("--page", action="store_true", help="only write the table")
     return parser.parse_args()
 
@@ -95,7 +116,8 @@ def open_cases(options: argparse.Namespace) -> Iterator[tuple[str, int, list[str
 
 def wants_time(row: dict[str, Any]) -> bool:
     cores = os.cpu_count() or 1
-    return "foreign_cores" in row["measured"] and row["ranks"] <= cores and is_disturbed(row)
+    few = row["measured"].get("steps", STEPS) == FEW
+    return "foreign_cores" in row["measured"] and row["ranks"] <= cores and (few or is_disturbed(row))
 
 
 def latest(rows: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
@@ -108,42 +130,44 @@ def append(rows: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def settings(engine: str, ranks: int) -> list[str]:
+def settings(recipe: str, engine: str, ranks: int) -> list[str]:
     """Returns the words of the command line."""
+    shorter = SHORTER.get(recipe, [])
     if not engine.startswith("mesh."):
-        return [f"engine={engine}", f"processes={'null' if ranks == 1 else ranks}"]
+        return [*shorter, f"engine={engine}", f"processes={'null' if ranks == 1 else ranks}"]
     axis, degree = engine[5:7], int(engine[7:])
     data = f", dp: {ranks // degree}" if ranks > degree else ""
-    return [f"engine={{name: mesh, {axis}: {degree}{data}}}", f"processes={ranks}"]
+    return [*shorter, f"engine={{name: mesh, {axis}: {degree}{data}}}", f"processes={ranks}"]
 
 
 # --- rows ---
 
 
-def rows_of(recipe: str, ranks: int, engines: list[str], prefix: str) -> Iterator[dict[str, Any]]:
+def rows_of(recipe: str, ranks: int, engines: list[str], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields a row for each engine: first those that rules refuse."""
     file, plans = ROOT / "recipes" / f"{recipe}.yaml", dict[str, dict[str, Any]]()
     for engine in engines:
-        plans[engine] = plan_of(file, settings(engine, ranks))
+        plans[engine] = plan_of(file, settings(recipe, engine, ranks))
         if "refused" in plans[engine]:
             yield {"recipe": recipe, "engine": engine, "ranks": ranks, "planned": plans[engine], "measured": {}}
     allowed = [engine for engine in engines if "refused" not in plans[engine]]
-    for engine, found in zip(allowed, measured(file, ranks, allowed, prefix), strict=False):
+    for engine, found in zip(allowed, measured(file, ranks, allowed, options), strict=False):
         yield {"recipe": recipe, "engine": engine, "ranks": ranks, "planned": plans[engine], "measured": found}
 
 
-def measured(file: Path, ranks: int, engines: list[str], prefix: str) -> Iterator[dict[str, Any]]:
+def measured(file: Path, ranks: int, engines: list[str], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields what the ranks measured of each engine; a failure for those that they did not come to."""
     if not engines:
         return
-    ways = json.dumps([settings(engine, ranks) for engine in engines])
+    ways = json.dumps([settings(file.stem, engine, ranks) for engine in engines])
+    steps = FEW if options.memory or ranks > (os.cpu_count() or 1) else STEPS
     with tempfile.TemporaryDirectory(prefix="planned-") as folder:
         log = Path(folder) / "log"
-        given = f"{folder}/store {shlex.quote(str(file))} {shlex.quote(ways)}"
+        given = f"{folder}/store {shlex.quote(str(file))} {shlex.quote(ways)} {steps}"
         each = f"{shlex.quote(sys.executable)} -W ignore {shlex.quote(str(RANK))}"
         # one command, so that a prefix holds for all of them
         text = " & ".join(f"{each} {rank} {ranks} {given} 2>{log}.{rank}" for rank in range(ranks))
-        command = [*shlex.split(prefix), "timeout", str(LIMIT_SECONDS), "sh", "-c", f"{text}; wait"]
+        command = [*shlex.split(options.prefix), "timeout", str(LIMIT_SECONDS), "sh", "-c", f"{text}; wait"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment()) as running:
             assert running.stdout is not None
             left = len(engines)

@@ -1,8 +1,9 @@
 """One rank of bench/planned.py: takes real steps of some ways to run a recipe, one way after the other.
 
-    python bench/planned_ranks.py RANK WORLD STORE RECIPE JSON
+    python bench/planned_ranks.py RANK WORLD STORE RECIPE JSON STEPS
 
-JSON: a list of lists of overrides. Prints a line of JSON for each on the first rank: the largest figures of the ranks.
+JSON: a list of lists of overrides. STEPS: the most that are timed.
+Prints a line of JSON for each on the first rank: the largest figures of the ranks.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,8 @@ from drivetrain.training.auto_settings import order_of, rows_of
 from drivetrain.training.batching import window_slice
 from drivetrain.training.windows import windows_of
 
-TIMED, FIRST = 9, 2  # steps that are timed, after the first ones
+FIRST, FEWEST = 2, 3  # steps before those that are timed; how few are where they are long
+LONG = 15.0  # seconds that the timed steps may take together, before they become fewer
 CPU = torch.device("cpu")
 
 
@@ -47,7 +50,7 @@ def main() -> None:
     ranks = Communicator()
     for overrides in json.loads(sys.argv[5]):
         try:
-            found: dict[str, Any] = measured(recipe, overrides, ranks)
+            found: dict[str, Any] = measured(recipe, overrides, ranks, int(sys.argv[6]))
         except Exception as error:
             found = {"failed": f"{type(error).__name__}: {error}"[:300]}
         found = fullest(ranks.all_gather(found))
@@ -56,7 +59,7 @@ def main() -> None:
     os._exit(0)  # gloo's threads would wait
 
 
-def measured(recipe: Path, overrides: list[str], ranks: Communicator) -> dict[str, Any]:
+def measured(recipe: Path, overrides: list[str], ranks: Communicator, steps: int) -> dict[str, Any]:
     machine, run = detect(), read(recipe, overrides)
     import_module(f"drivetrain.engines.{run.engine.traits.implementation.partition(':')[0]}")
     workload = read_workload(run, training=True)
@@ -73,22 +76,34 @@ def measured(recipe: Path, overrides: list[str], ranks: Communicator) -> dict[st
             engine.forward_backward(window.micro_batches)
             engine.optimizer_step(1.0)
 
-        tensors = []
-        for _ in range(3):  # the first one has no optimizer state yet
-            with TensorPeak() as peak:
-                given = [tensor for batch in window.micro_batches for tensor in batch.tensors.values()]
-                peak.track([*engine.tensors(), *given])
+        with TensorPeak() as peak:  # from the first step on: engines keep buffers that they make in it
+            given = [tensor for batch in window.micro_batches for tensor in batch.tensors.values()]
+            peak.track([*engine.tensors(), *given])
+            for _ in range(3):
+                peak.begin_phase()
                 step()
-            tensors.append(peak.peak_bytes)
-        seconds, work = [], Work()
-        for _ in range(FIRST + TIMED):
-            start = time.perf_counter()
-            step()
-            seconds.append(time.perf_counter() - start)
+        for _ in range(FIRST):
+            last = seconds_of(step)
+        timed = min(steps, max(FEWEST, int(LONG / max(ranks.all_gather(last)))))
+        work = Work()
+        seconds = [seconds_of(step) for _ in range(timed)]
         used = work.used()
         resident = peaks(CPU)["resident"] - before
         engine.close()
-    return {"tensor": min(tensors[1:]), "resident": resident, "seconds": statistics.median(seconds[FIRST:]), **used}
+    return {
+        "tensor": min(peak.phases[-2:]),  # the first step has no optimizer state yet
+        "resident": resident,
+        "seconds": statistics.median(seconds),
+        "steps": timed,
+        "threads": torch.get_num_threads(),
+        **used,
+    }
+
+
+def seconds_of(step: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
 
 
 class Work:
@@ -108,8 +123,10 @@ def fullest(found: list[dict[str, Any]]) -> dict[str, Any]:
         if "failed" in each:
             return each
     foreign = found[0]["busy"] - sum(each["own"] for each in found)
-    largest = {name: max(each[name] for each in found) for name in ("tensor", "resident", "seconds")}
-    mine = max(each["own"] for each in found) / (FIRST + TIMED)
+    largest = {
+        name: max(each[name] for each in found) for name in ("tensor", "resident", "seconds", "steps", "threads")
+    }
+    mine = max(each["own"] for each in found) / found[0]["steps"]
     return {**largest, "processor_seconds": mine, "foreign_cores": round(max(0.0, foreign / found[0]["elapsed"]), 3)}
 
 

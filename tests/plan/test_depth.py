@@ -16,9 +16,11 @@ from drivetrain.config.run import RunConfig
 from drivetrain.plan import deep_trace
 from drivetrain.plan.catalogue import catalogue
 from drivetrain.plan.deep_trace import Tracer
+from drivetrain.plan.depth import DepthTrace, NotLinear, check_linear
 from drivetrain.plan.machines import cluster
+from drivetrain.plan.memory import Change, Levels
 from drivetrain.plan.run_time import time_of
-from drivetrain.plan.step_costs import PARTS, StepCosts
+from drivetrain.plan.step_costs import PARTS, Messages, StepCosts, StepMemory
 from drivetrain.plan.trace import step_costs
 from drivetrain.plan.trace_model import container_of_alike
 from drivetrain.training.assemble import read_workload
@@ -122,3 +124,21 @@ def test_blocks_that_differ_are_not_left_out() -> None:
     assert container_of_alike(half_frozen) is None
     assert container_of_alike(nn.Linear(4, 4)) is None
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(("bucket", "is_even"), [(4 * 10**9, True), (10**4, False)])
+def test_a_bucket_more_now_and_then_says_nothing_where_buckets_are_large(bucket: int, is_even: bool) -> None:
+    """A block's gradients fill half a bucket: two of four depths send one more."""
+
+    def trace(depth: int) -> DepthTrace:
+        sent = Messages("all_reduce", "dp", 8, 1, depth // 2, bucket * depth / 2)
+        memory = StepMemory(depth * bucket, depth * bucket, {"gradients": depth * bucket})
+        costs = StepCosts(memory, (), (sent,), depth, None, "traced", 0.0)
+        change = Change(0, depth * bucket, "backward", 1)
+        return DepthTrace(depth, costs, Levels([("backward", depth * bucket)], [change], 0, {0: "gradients"}))
+
+    if is_even:
+        check_linear(trace(3), trace(4), trace(5), 32)
+    else:
+        with pytest.raises(NotLinear, match="its messages"):
+            check_linear(trace(3), trace(4), trace(5), 32)

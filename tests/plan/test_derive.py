@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from drivetrain.plan.derive import Cut, Derivation, cuts_to_trace
@@ -32,3 +34,30 @@ def test_few_samples_give_as_many_shares_as_their_traces_tell_apart(samples: int
     traced = {cut: step(cut) for cut in cuts_to_trace(samples, 1)}
     derived = Derivation(traced).at(Cut.of(samples, 1))
     assert derived.operations[0].calls == pytest.approx(100 * samples, rel=0.2)
+
+
+def stage(fixed: int, each: int, cut: Cut) -> StepMemory:
+    """The memory of a rank that holds `fixed` bytes in its update and `each` for a sample in its backward pass."""
+    backward = [("backward", each * cut.size)] * min(2, cut.size)  # more calls, where there is more than one sample
+    levels = (*backward, ("optimizer", fixed))
+    size = max(level for _, level in levels)
+    return StepMemory(size, size, {"activations": size}, levels)
+
+
+def test_the_fullest_rank_of_a_pipeline_may_be_another_one_at_another_micro_batch() -> None:
+    """One stage holds 1,000 bytes whatever the micro-batch, the other 100 for each of its samples."""
+
+    def costs(cut: Cut) -> StepCosts:
+        ranks = {0: stage(1000, 1, cut), 4: stage(10, 100, cut)}
+        return replace(step(cut), memory=max(ranks.values(), key=lambda one: one.allocated), by_rank=ranks)
+
+    derivation = Derivation({cut: costs(cut) for cut in cuts_to_trace(64, 2)}, stages=2)
+    assert [derivation.at(Cut.of(64, size)).memory.allocated for size in (2, 8, 16, 32)] == [1000, 1000, 1600, 3200]
+
+
+def test_steps_of_other_numbers_of_calls_are_compared_phase_by_phase() -> None:
+    """On the chord between the peaks 1,000 (an update) and 3,200 a micro-batch of 4 would have 1,213 bytes."""
+    derivation = Derivation(
+        {cut: replace(step(cut), memory=stage(1000, 100, cut)) for cut in (Cut(1, 2, 2), Cut(32, 2, 64))}
+    )
+    assert derivation.at(Cut.of(64, 4)).memory.allocated == 1000

@@ -54,6 +54,7 @@ SPREAD = [
     ["engine={name: mesh, dp: 2, shard: true}"],
     ["engine={name: mesh, tp: 2}"],
     ["engine={name: mesh, pp: 2}", "micro_batch_size=2"],
+    ["engine={name: mesh, pp: 2}", "micro_batch_size=2", "workload.model.config.tie_word_embeddings=true"],
 ]
 # DeepSpeed's last gradient norm and, at stage 3, whether it is finite: kept, and not among what is measured
 NORM_BYTES = (0, 4, 8)

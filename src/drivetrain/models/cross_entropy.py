@@ -47,7 +47,7 @@ def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
     if _by_kernels(logits):
         found: Tensor = _KernelLosses.apply(logits, targets)
         return found
-    if not (type(logits) is Tensor and logits.requires_grad and rows < len(logits)):
+    if is_traceable_wrapper_subclass(logits) or not logits.requires_grad or rows >= len(logits):
         return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="none")
     losses: Tensor = _Losses.apply(logits, targets, rows)
     return losses

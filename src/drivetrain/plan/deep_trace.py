@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
@@ -37,8 +38,10 @@ class Tracer:
 
         quick: traces the ranks of largest shards alone, of which samples may be shorter than others'.
         """
-        found = [self.step_costs(run, machine, workload, rank) for rank in _unlike(run, machine, workload, quick)]
-        return max(found, key=lambda costs: costs.memory.allocated)
+        ranks = _unlike(run, machine, workload, quick)
+        found = {rank: self.step_costs(run, machine, workload, rank) for rank in ranks}
+        fullest = max(found.values(), key=lambda costs: costs.memory.allocated)
+        return replace(fullest, by_rank={rank: costs.memory for rank, costs in found.items()})
 
     def step_costs(self, run: RunConfig, machine: Machine, workload: Workload, rank: int = 0) -> StepCosts:
         """Returns the costs of one step on one rank, from a trace of the whole model if it has few blocks or its costs

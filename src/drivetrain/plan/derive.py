@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
@@ -84,9 +85,19 @@ class Derivation:
         )
 
     def _memory(self, cut: Cut) -> StepMemory:
-        alike = {each: costs.memory for each, costs in self._traced.items() if self._depth(each) == self._depth(cut)}
-        alike = alike or {each: costs.memory for each, costs in self._traced.items()}
-        sizes = {each.size: memory for each, memory in alike.items()}
+        """Returns that of the fullest rank: stages of a pipeline have lines of their own, and at another micro-batch
+        another one may be the fullest."""
+        alike = {each: costs for each, costs in self._traced.items() if self._depth(each) == self._depth(cut)}
+        alike = alike or self._traced
+        ranks = set.intersection(*({*costs.by_rank} for costs in alike.values()))
+        if not ranks:
+            return self._on_its_line(cut, {each.size: costs.memory for each, costs in alike.items()})
+        lines = ({each.size: costs.by_rank[rank] for each, costs in alike.items()} for rank in sorted(ranks))
+        return max((self._on_its_line(cut, line) for line in lines), key=lambda memory: memory.allocated)
+
+    @staticmethod
+    def _on_its_line(cut: Cut, sizes: Mapping[int, StepMemory]) -> StepMemory:
+        """sizes: the memory of one rank by micro-batch."""
         if cut.size in sizes or len(sizes) == 1:
             return sizes.get(cut.size) or next(iter(sizes.values()))
         below, above = _around(cut.size, sorted(sizes))
@@ -153,21 +164,26 @@ def between(below: StepMemory, above: StepMemory, share: float) -> StepMemory:
     """Returns the memory on the line through two traces: `share` is 0 at the first and 1 at the second; others lie
     beyond.
 
-    Stretch by stretch where both timelines have the same; else on the chord, which convexity makes an upper bound
-    between them.
+    Stretch by stretch where both timelines have the same; else by their phases; else on the chord, which convexity
+    makes an upper bound between them.
     """
-    aligned = [phase for phase, _ in below.timeline] == [phase for phase, _ in above.timeline]
-    if aligned and below.timeline:
-        timeline = tuple(
-            (phase, _on_line(a, b, share)) for (phase, a), (_, b) in zip(below.timeline, above.timeline, strict=True)
-        )
-        allocated = max(size for _, size in timeline)
-    else:
-        timeline = ()
-        allocated = _on_line(below.allocated, above.allocated, share)
+    timeline: tuple[tuple[str, int], ...] = ()
+    allocated = _on_line(below.allocated, above.allocated, share)
+    whole = below.timeline, above.timeline
+    for one, two in (whole, tuple(map(_highest_of_phases, whole))):
+        if one and [phase for phase, _ in one] == [phase for phase, _ in two]:
+            timeline = tuple((phase, _on_line(a, b, share)) for (phase, a), (_, b) in zip(one, two, strict=True))
+            allocated = max(size for _, size in timeline)
+            break
     slack = _on_ratio(below.reserved / max(1, below.allocated), above.reserved / max(1, above.allocated), share)
     parts = _parts(below, above, share, allocated)
     return StepMemory(allocated, max(allocated, round(allocated * slack)), parts, timeline)
+
+
+def _highest_of_phases(timeline: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Returns the highest level of each phase in turn."""
+    runs = groupby(timeline, key=lambda point: point[0])
+    return tuple((phase, max(size for _, size in points)) for phase, points in runs)
 
 
 def _parts(below: StepMemory, above: StepMemory, share: float, allocated: int) -> dict[MemoryPart, int]:

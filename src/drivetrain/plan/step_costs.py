@@ -7,7 +7,7 @@ on a device, and the search compares them. Nothing here depends on a device's sp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 OperationKind = Literal["matmul", "attention", "convolution", "memory", "random", "optimizer"]
@@ -63,3 +63,4 @@ class StepCosts:
     tokens: int | None  # of this step over all ranks, padding included; None for pictures and other samples
     origin: Literal["traced", "derived", "measured"]
     seconds_taken: float  # to find this out
+    by_rank: Mapping[int, StepMemory] = field(default_factory=dict)  # of each rank that was traced, where these differ

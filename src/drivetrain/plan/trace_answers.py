@@ -2,7 +2,8 @@
 
 DeepSpeed asks whether the gradient norm is finite, PyTorch's gradient scaler whether a step overflowed. The answer is
 0: finite, and no overflow. PyTorch's pipelines ask whether all stages know the shapes that they receive: 1, as they do.
-Frozen models beside the trained one have a fingerprint taken of their weights, which no plan looks at: 0.
+Frozen models beside the trained one have a fingerprint taken of their weights, which no plan looks at: 0. Tensor ranks
+draw the seed of masks that differ: 0, as good as any.
 Code of a model gets no answer: what it computes next would depend on it.
 """
 
@@ -18,6 +19,7 @@ ANSWERS = {  # by a part of the asking file's name
     f"{os.sep}deepspeed{os.sep}": 0,
     os.path.join("torch", "amp", "grad_scaler.py"): 0,
     os.path.join("drivetrain", "engines", "auxiliary.py"): 0,
+    os.path.join("drivetrain", "engines", "mesh", "dropout_masks.py"): 0,
     os.path.join("torch", "distributed", "pipelining", "schedules.py"): 1,
 }
 BETWEEN = (f"{os.sep}torch{os.sep}", f"drivetrain{os.sep}measure", f"drivetrain{os.sep}plan")

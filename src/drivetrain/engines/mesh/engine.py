@@ -107,7 +107,7 @@ class MeshEngine(AutogradEngine):
         elif mesh is not None:
             self._sum = GradientSum(model.parameters(), mesh.get_group())
         self._held = Held(model)
-        self._tied = TiedEnds(model, self._part.tied, self._place.group("pp"))
+        self._tied = TiedEnds(model, self._part.tied, self._place.group("pp"), self._options.traced)
         return root
 
     def _wrap_auxiliary(self, model: nn.Module) -> nn.Module:

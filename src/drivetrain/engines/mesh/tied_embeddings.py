@@ -23,8 +23,11 @@ CHUNK = 2**23  # numbers that are exchanged at once, which bounds what the excha
 class TiedEnds:
     """The tied weights of one rank: those of its stage if that is the first or the last one, else none."""
 
-    def __init__(self, model: nn.Module, names: Sequence[str], group: dist.ProcessGroup | None) -> None:
-        """names: as in model.named_parameters() on either end. group: the ranks of one pipeline."""
+    def __init__(
+        self, model: nn.Module, names: Sequence[str], group: dist.ProcessGroup | None, traced: bool = False
+    ) -> None:
+        """names: as in model.named_parameters() on either end. group: the ranks of one pipeline. traced: whether the
+        other end is not there, so that its pieces are not compared."""
         self.parameters: list[nn.Parameter] = []
         if not names:
             return
@@ -32,7 +35,8 @@ class TiedEnds:
         self._group, self._other_end = group, last - stage
         if stage in (0, last):
             self.parameters = [model.get_parameter(name) for name in names]
-        self._check_same_pieces(names)
+        if not traced:
+            self._check_same_pieces(names)
 
     def _check_same_pieces(self, names: Sequence[str]) -> None:
         """Raises UserError, on all stages, if tensor ranks split one place of a weight and not the other."""
