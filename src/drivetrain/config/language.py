@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from drivetrain.config.bad_rows import BadRows
 from drivetrain.config.base import doc
 from drivetrain.config.data_paths import looks_like_hub_id, missing
-from drivetrain.config.distillation import DISTILL, Distillation, distillation_problems
+from drivetrain.config.distillation import DISTILL, TEACHER, Distillation, distillation_problems
 from drivetrain.config.fine_tuning import OF_DISTRIBUTIONS, PLAIN, SFT, FineTuning, fine_tuning_problems
 from drivetrain.config.generation import Generation
 from drivetrain.config.language_data import LanguageData
@@ -18,7 +18,7 @@ from drivetrain.config.language_stages import STAGES, SampleKind, StageName
 from drivetrain.config.machine import Machine
 from drivetrain.config.model_files import beyond_context, lacks_template
 from drivetrain.config.preference import Preference, preference_problems
-from drivetrain.config.reference import ReferenceBlock
+from drivetrain.config.reference import OtherModelBlock, ReferenceBlock
 from drivetrain.config.reinforcement import PPO, Reinforcement, reinforcement_problems
 from drivetrain.config.workload_block import WorkloadBlock
 from drivetrain.errors import Problem
@@ -89,6 +89,13 @@ class LanguageModel(WorkloadBlock):
         if self.stage == SFT:
             return self.sft
         return self.reinforcement if self.has_rewards else self.preference
+
+    @property
+    def models_beside(self) -> Mapping[str, OtherModelBlock]:
+        """Returns the blocks of other models that the stage reads, by their fields."""
+        if self.stage == DISTILL:
+            return {TEACHER: self.distillation.teacher}
+        return {f"{self.held_to_field}.reference_model": self.held_to.reference_model}
 
     @property
     def held_to_field(self) -> str:
@@ -209,11 +216,20 @@ class LanguageModel(WorkloadBlock):
         yield from distillation_problems(self.distillation, self.stage)
         yield from preference_problems(self.preference, self.stage, run.adapter)
         yield from reinforcement_problems(self.reinforcement, self.stage, run.adapter)
+        yield from self._split_problems(run)
         if self.stage == PPO and run.engine.splits_the_head:
             why = "ppo's value head reads hidden states that no rank has as a whole"
             yield Problem("engine.tp", why, "leave tp out, or give stage: grpo")
         if self.generate is not None and self.auto_class != CAUSAL:
             yield Problem("workload.generate", "a model that scores answers makes none", "leave it out")
+
+    def _split_problems(self, run: RunConfig) -> Iterator[Problem]:
+        """Yields a model beside the trained one that tensor ranks would compute with other roundings than one rank
+        does."""
+        for field, other in self.models_beside.items():
+            if other.precision not in (None, "fp32") and run.engine.splits_the_head:
+                why = "the trial step compares split layers with whole ones, and 16 bits of another model blur it"
+                yield Problem(f"{field}.precision", why, "leave it or tp out")
 
     def adapter_problems(self) -> Iterator[Problem]:
         yield from super().adapter_problems()
