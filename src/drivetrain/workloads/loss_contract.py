@@ -37,9 +37,9 @@ class Auxiliary:
     role: Role = "frozen"
     build: Callable[[], nn.Module] | None = None  # None: a copy of the model as it is before the first step
     source: str = "the model as it starts"
-    precision: str | None = None  # a name of PRECISIONS: what it is kept in and computes in; None: as the trained one
     every: int = 1
     mixing: float = 1.0
+    precision: str | None = None  # a name of PRECISIONS: what it is kept in and computes in; None: as the trained one
 
 
 @dataclass(frozen=True)
