@@ -217,6 +217,7 @@ class LanguageModel(WorkloadBlock):
         yield from preference_problems(self.preference, self.stage, run.adapter)
         yield from reinforcement_problems(self.reinforcement, self.stage, run.adapter)
         yield from self._split_problems(run)
+        yield from self._expansion_problems()
         if self.stage == PPO and run.engine.splits_the_head:
             why = "ppo's value head reads hidden states that no rank has as a whole"
             yield Problem("engine.tp", why, "leave tp out, or give stage: grpo")
@@ -231,10 +232,21 @@ class LanguageModel(WorkloadBlock):
                 why = "the trial step compares split layers with whole ones, and 16 bits of another model blur it"
                 yield Problem(f"{field}.precision", why, "leave it or tp out")
 
+    def _expansion_problems(self) -> Iterator[Problem]:
+        if self.model.add_blocks is None:
+            return
+        field = "workload.model.add_blocks"
+        if self.model.train_last_blocks is not None:
+            yield Problem(field, "the added blocks alone are trained", "leave it or train_last_blocks out")
+        if self.auto_class != CAUSAL:
+            why = f"stage {self.stage} trains its score too, which is new"
+            yield Problem(field, why, "add blocks in stage sft, and start from what it leaves")
+
     def adapter_problems(self) -> Iterator[Problem]:
         yield from super().adapter_problems()
-        if self.model.train_last_blocks is not None:
-            yield Problem("workload.model.train_last_blocks", "adapters freeze all blocks", "leave it or adapter out")
+        for name in ("train_last_blocks", "add_blocks"):
+            if getattr(self.model, name) is not None:
+                yield Problem(f"workload.model.{name}", "adapters freeze all blocks", "leave it or adapter out")
         if self.model.resize_vocabulary:
             why = "the new rows of the embedding would be of no base that the adapter could be loaded on"
             yield Problem("workload.model.resize_vocabulary", why, "resize and save the base first")
