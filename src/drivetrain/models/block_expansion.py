@@ -1,4 +1,4 @@
-"""Block expansion (LLaMA Pro): blocks that are added to a trained model, start without effect, and are trained alone."""
+"""Block expansion (LLaMA Pro): blocks added to a trained model that start without effect and are trained alone."""
 
 from __future__ import annotations
 
