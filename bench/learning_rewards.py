@@ -11,7 +11,7 @@ from learning_pairs import DATA, MODEL, Table, made_pairs, started, words
 from small_runs import answers, beaten, run_of, trained, wilson, with_error, written
 
 HELD, TAUGHT = 1_000, 4_000  # sums that are never trained on; sums of the start
-SFT_STEPS, GRPO_STEPS = 1_500, 400
+SFT_STEPS, GRPO_STEPS = 400, 300
 PPO_STEPS = 150
 
 

@@ -19,6 +19,7 @@ from memory import Resident
 from drivetrain.config import rules
 from drivetrain.config.load import load
 from drivetrain.config.notices import notices
+from drivetrain.config.resolve import resolved
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
 from drivetrain.runtime.hardware import detect
@@ -66,10 +67,11 @@ def checked(run_file: Path) -> RunConfig:
     config, problems = load(run_file)
     if config is None or problems:
         raise UserError(problems)
-    problems = rules.check(config, detect(config.device))
+    machine = detect(config.device)
+    problems = rules.check(config, machine)
     if problems:
         raise UserError(problems)
-    return config
+    return resolved(config, machine)
 
 
 if __name__ == "__main__":

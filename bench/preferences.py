@@ -111,7 +111,7 @@ def parse() -> argparse.Namespace:
 class Task:
     folder: Path
     model: Path
-    files: dict[str, Path]  # stage → rows of both sides
+    files: dict[str, Path]  # stage → rows; "ours" those of grpo, as drivetrain reads them
     samples: dict[str, int]  # stage → what is counted: pairs, labelled answers, drawn answers
     new_tokens: int
 
@@ -128,10 +128,11 @@ def prepare(options: argparse.Namespace, folder: Path) -> Task:
         {"prompt": row["prompt"], "completion": row["rejected" if n % 2 else "chosen"], "label": n % 2 == 0}
         for n, row in enumerate(rows)
     ]
-    prompts = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows[: max(options.samples // 8, 1)]]
-    contents = {"dpo": rows, "kto": labelled, "reward": rows, "grpo": prompts}
-    files = {stage: write_rows(folder / f"{stage}.jsonl", content) for stage, content in contents.items()}
+    few = rows[: max(options.samples // BATCH, 1)]
+    contents = {"dpo": rows, "kto": labelled, "reward": rows, "grpo": [{"prompt": row["prompt"]} for row in few]}
     counts = {stage: len(content) * (BATCH if stage == "grpo" else 1) for stage, content in contents.items()}
+    contents["ours"] = [{"messages": row["prompt"] + row["chosen"]} for row in few]
+    files = {stage: write_rows(folder / f"{stage}.jsonl", content) for stage, content in contents.items()}
     return Task(folder, model, files, counts, options.new_tokens)
 
 
@@ -193,7 +194,11 @@ def our_measurement(run_file: Path, case: Case, task: Task) -> Measurement:
 
 
 def our_run(case: Case, task: Task, seed: int) -> dict[str, Any]:
-    data = {"train": str(task.files[case.stage]), "length": LENGTH, "cache": str(task.folder / f"cache-{seed}")}
+    data = {
+        "train": str(task.files["ours" if case.stage == "grpo" else case.stage]),
+        "length": LENGTH,
+        "cache": str(task.folder / f"cache-{seed}"),
+    }
     workload: dict[str, Any] = {
         "type": "language_model",
         "stage": case.stage,

@@ -179,6 +179,10 @@ class LanguageModel(WorkloadBlock):
         return self.has_rewards
 
     @property
+    def samples_made(self) -> float:
+        return self.reinforcement.answers_of(self.stage) / self.reinforcement.updates if self.has_rewards else 1
+
+    @property
     def may_fuse_loss(self) -> bool:
         return self.model.fused_loss is not False and not self._compares_distributions
 

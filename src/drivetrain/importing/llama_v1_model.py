@@ -75,6 +75,9 @@ def _unwritten(given: KeyReader) -> Unwritten | None:
     kind = given.word("model_class", "llm")
     if kind not in CLASSES:
         return Unwritten("model_class", "refused", f"{kind}: there are {', '.join(CLASSES)}", alters=True)
+    sets = _sets(given, str(given.take("train_dataset", "")))
+    if kind == "cls" and sets is not None and not _has_pairs(sets):
+        return Unwritten("model_class", "refused", "a reward model learns from pairs: converter: pair", alters=True)
     return _method(given) or _without_data(given)
 
 
@@ -110,11 +113,8 @@ def _without_data(given: KeyReader) -> Unwritten | None:
         if block.get("weight") is not None:
             why = f"{name}: weight there draws rows anew, as many times as there are; give samples"
             return Unwritten("train_dataset", "refused", why, alters=True)
-    forms = {block["converter"] == PAIR for block in sets.values()}
-    if len(forms) > 1:
+    if len({block["converter"] == PAIR for block in sets.values()}) > 1:
         return Unwritten("train_dataset", "refused", "some sets hold pairs and some do not", alters=True)
-    if forms != {True} and given.word("model_class", "llm") == "cls":
-        return Unwritten("model_class", "refused", "a reward model learns from pairs: converter: pair", alters=True)
     return None
 
 

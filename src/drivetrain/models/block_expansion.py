@@ -34,12 +34,11 @@ def add_blocks(model: Any, count: int) -> int:
     before = _logits(model)
     stride = len(blocks) // count
     made = [_silent(copy.deepcopy(block)) for block in blocks[stride - 1 :: stride]]
-    groups = [[*blocks[n * stride : (n + 1) * stride], added] for n, added in enumerate(made)]
     model.requires_grad_(False)
     for added in made:
         added.requires_grad_(True)
-    holder[:] = []
-    holder.extend([block for group in groups for block in group])
+    for number, added in reversed([*enumerate(made, start=1)]):  # from the end: places before it stay
+        holder.insert(number * stride, added)
     for number, block in enumerate(holder):
         for module in block.modules():
             if isinstance(getattr(module, "layer_idx", None), int):  # its place in a cache of keys and values

@@ -92,7 +92,7 @@ def _against(run: RunConfig, machine: Machine, workload: Workload, elsewhere: bo
 
 def _passes(run: RunConfig, workload: Workload) -> int:
     """Returns a lower bound of the forward passes of one device."""
-    share = math.ceil(run.global_batch / run.data_parallel_size)
+    share = math.ceil(run.step_samples / run.data_parallel_size)
     return total_steps_of(run, order_of(run, workload)) * math.ceil(share / run.micro_batch)
 
 

@@ -65,8 +65,10 @@ class AgainstReference(LanguageModelWorkload):
                 case "adapters_off":
                     with adapters_off(model):
                         yield model
-                case _:
+                case "none":
                     yield None
+                case other:  # auto, which a resolved run has no longer: a uniform reference would train something else
+                    raise AssertionError(f"no reference is chosen: {other}")
 
     @contextmanager
     def _read_as(self, other: OtherModel | None) -> Iterator[None]:
