@@ -34,7 +34,7 @@ RESULTS = BENCH / "results"
 STAGES = ("dpo", "kto", "reward", "grpo")
 DEFAULTS = {"speed": 3.0, "memory": 0.7}  # the goals
 LIKE = {"speed": 1.3, "memory": None}
-PADDED = {"workload.data.packing": False}  # a reward model's rows are padded always
+PADDED = {"workload.data.packing": False}
 PLAIN = {"bf16": False, "gradient_checkpointing": False}  # TRL's own are True
 BF16 = {"precision": "bf16-mixed"}
 LR = 1e-5
@@ -55,11 +55,10 @@ class Case:
 
 def cases() -> Iterator[Case]:
     for stage in STAGES:
-        padded = {} if stage == "reward" else PADDED
         dapo = {"workload.reinforcement.loss": "dapo"} if stage == "grpo" else {}
         yield Case(f"{stage}-defaults", stage, "each one's defaults; TRL has bf16 and recomputes", **DEFAULTS)
         yield Case(f"{stage}-defaults-bf16", stage, "the same, drivetrain in bf16-mixed as well", **DEFAULTS, ours=BF16)
-        yield Case(f"{stage}-like", stage, "padded, fp32, both", **LIKE, ours=padded | dapo, theirs=PLAIN)
+        yield Case(f"{stage}-like", stage, "padded, fp32, both", **LIKE, ours=PADDED | dapo, theirs=PLAIN)
     cached, ahead = {"workload.preference.reference": "cached"}, {"precompute_ref_log_probs": True}
     what = "the reference computed once, which the clock leaves out"
     yield Case("dpo-cached", "dpo", f"defaults, {what}", None, None, ours=cached, theirs=ahead)

@@ -23,6 +23,7 @@ QUICK = [
     PairCase(SINGLE, preference=SORTED),
     PairCase(SINGLE, stage="kto", preference=KTO),
     PairCase(SINGLE, stage="reward", preference=CENTRED),
+    PairCase(SINGLE, stage="reward", preference=CENTRED, packing=False),
     PairCase(DDP, stage="kto", preference=KTO),
     PairCase(DDP, preference=SORTED),
     PairCase(FSDP, lora=True),

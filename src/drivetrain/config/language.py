@@ -164,7 +164,7 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def is_packed(self) -> bool:
-        return self.has_conversations and STAGES[self.stage].packs and self.data.packing
+        return self.has_conversations and self.data.packing
 
     @property
     def fixed_rows(self) -> bool | Literal["auto"]:
@@ -285,10 +285,8 @@ class LanguageModel(WorkloadBlock):
             yield "workload.data.train_on", "the model's own answers are trained on"
         if self._compares_distributions:
             yield "workload.model.fused_loss", "the loss reads whole distributions over the tokens"
-        if not STAGES[self.stage].packs:
-            yield "workload.data.packing", f"stage {self.stage} reads each row's last token"
+        if self.auto_class != CAUSAL:
             yield "workload.model.fused_loss", f"stage {self.stage} has no logits of tokens"
-            yield "workload.model.attention", f"stage {self.stage} takes Transformers' own"
         yield from super().without_effect()
 
     def notices(self, run: RunConfig) -> Iterator[str]:
