@@ -37,11 +37,14 @@ def main(run_file: Path, result_file: Path) -> None:
     rows = datasets.Dataset.from_list([json.loads(line) for line in lines])
     more = {"reward_funcs": distinct} if run["stage"] == "grpo" else {}
     trainer = kind(model=run["model"], args=configuration(**run["arguments"]), train_dataset=rows, **more)
+    busy = time.process_time()
     done = trainer.train()
+    busy = time.process_time() - busy
     key = "completions/mean_length"
     lengths = [each[key] for each in trainer.state.log_history if key in each]
     result = {
         "rate": run["samples"] / done.metrics["train_runtime"],
+        "processor_rate": run["samples"] / busy,
         "whole_seconds": time.perf_counter() - start,
         "memory": resident.added(),
         "loss": done.metrics["train_loss"],

@@ -12,6 +12,7 @@ import time
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import transformers
 from memory import Resident
@@ -24,16 +25,17 @@ from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
 from drivetrain.runtime.hardware import detect
 from drivetrain.tracking.jsonl import read_events
-from drivetrain.training.run import run
+from drivetrain.training import run as training
 
 
 def main(run_file: Path, result_file: Path) -> None:
     warm_imports()
     resident = Resident()
     start = time.perf_counter()
+    busy = processor_seconds_of_the_loop()
     config = checked(run_file)
     machine = detect(config.device)
-    report, code = run(config, machine, notices(config, machine), overwrite=True)
+    report, code = training.run(config, machine, notices(config, machine), overwrite=True)
     wall = time.perf_counter() - start
     assert code == 0, "the run was interrupted"
     evaluation = report.seconds_by_part.get("evaluation", 0.0)
@@ -41,6 +43,7 @@ def main(run_file: Path, result_file: Path) -> None:
     result = {
         "rate": report.samples / (wall - evaluation),
         "loop_seconds": report.seconds - evaluation,
+        "loop_processor_seconds": sum(busy),
         "samples": report.samples,
         "memory": resident.added(),
         "losses": {point["step"]: point["loss"] for point in points},
@@ -49,6 +52,22 @@ def main(run_file: Path, result_file: Path) -> None:
         "emulated": report.emulated,
     }
     result_file.write_text(json.dumps(result))
+
+
+def processor_seconds_of_the_loop() -> list[float]:
+    """Returns a list that gets what this process computed during the training loop, once that has ended."""
+    found: list[float] = []
+    loop = training.train
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        before = time.process_time()
+        try:
+            return loop(*args, **kwargs)
+        finally:
+            found.append(time.process_time() - before)
+
+    training.train = timed
+    return found
 
 
 def warm_imports() -> None:

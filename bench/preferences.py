@@ -189,7 +189,9 @@ def our_measurement(run_file: Path, case: Case, task: Task) -> Measurement:
     if case.stage == "grpo":
         made = [json.loads(line)["answer_tokens"] for line in answers.read_text().splitlines()]
         facts["answer_tokens"] = statistics.fmean(made)
-    return Measurement(task.samples[case.stage] / loop, found.foreign_cores, facts)
+    samples = task.samples[case.stage]
+    facts["processor_rate"] = samples / found.facts["loop_processor_seconds"]
+    return Measurement(samples / loop, found.foreign_cores, facts)
 
 
 def our_run(case: Case, task: Task, seed: int) -> dict[str, Any]:
@@ -260,6 +262,7 @@ def pair_row(number: int, pair: Pair) -> list[str]:
         str(number),
         *(f"{side.rate:.2f}" for side in (pair.ours, pair.theirs)),
         f"{pair.ratio:.2f}",
+        f"{processor_ratio(pair):.2f}",
         *(f"{facts['memory'] / 2**20:,.0f}" for facts in sides),
         f"{memory_ratio(pair):.2f}",
         *(f"{facts['loss']:.3f}" for facts in sides),
@@ -268,12 +271,17 @@ def pair_row(number: int, pair: Pair) -> list[str]:
     ]
 
 
+def processor_ratio(pair: Pair) -> float:
+    """Returns how many more samples a second of processor time takes: the ratio that other work disturbs least."""
+    return float(pair.ours.facts["processor_rate"] / pair.theirs.facts["processor_rate"])
+
+
 def summary_row(case: Case, pairs: Sequence[Pair]) -> list[str]:
     good = undisturbed(pairs)
     head = [case.name, case.what, f"{len(good)} of {len(pairs)}"]
     if not good:
         return [*head, *["no undisturbed pair"] * 4]
-    low, median, high = quartiles([pair.ratio for pair in good])
+    low, median, high = quartiles([processor_ratio(pair) for pair in good])
     memory = statistics.median(memory_ratio(pair) for pair in good)
     return [
         *head,
@@ -285,9 +293,20 @@ def summary_row(case: Case, pairs: Sequence[Pair]) -> list[str]:
 
 
 def page(found: Sequence[tuple[Case, list[Pair]]], task: Task, options: argparse.Namespace) -> str:
-    head = ["case", "what", "pairs kept", "samples/s, ratio (quartiles)", "at least", "peak memory, ratio", "at most"]
-    each = ["pair", "samples/s", "theirs", "ratio", "memory, MiB", "theirs", "ratio", "mean loss", "theirs"]
-    each += ["answer tokens", "theirs", "foreign cores"]
+    head = ["case", "what", "pairs kept", "samples, ratio (quartiles)", "at least", "peak memory, ratio", "at most"]
+    each = [
+        "pair",
+        "samples/s",
+        "theirs",
+        "ratio",
+        "by processor time",
+        "memory, MiB",
+        "theirs",
+        "ratio",
+        "mean loss",
+        "theirs",
+    ]
+    each += ["mean loss", "theirs", "answer tokens", "theirs", "foreign cores"]
     tables = [
         f"{case.name}\n\n"
         + markdown_table(each, [pair_row(number, pair) for number, pair in enumerate(pairs, 1)])
@@ -300,7 +319,8 @@ def page(found: Sequence[tuple[Case, list[Pair]]], task: Task, options: argparse
         [
             "# Preferences and rewards: drivetrain and TRL",
             "",
-            "Ratios are drivetrain's over TRL's: of speed above 1 and of memory below 1 drivetrain is better. Fresh "
+            "Ratios are drivetrain's over TRL's: of samples a second of processor time above 1 and of memory below 1 "
+            "drivetrain is better. Fresh "
             "processes in turns, order swapped from pair to pair, a new seed for each pair; pairs with more than "
             f"{options.foreign} cores of foreign work are discarded. `python bench/preferences.py` repeats it.",
             "",
