@@ -42,7 +42,7 @@ def add_blocks(model: Any, count: int) -> int:
     for number, block in enumerate(holder):
         for module in block.modules():
             if isinstance(getattr(module, "layer_idx", None), int):  # its place in a cache of keys and values
-                module.layer_idx = number
+                module.layer_idx = number  # type: ignore[assignment]
     _describe(model.config, len(blocks), stride)
     after = _logits(model)
     if before is not None and after is not None and not torch.equal(before, after):
