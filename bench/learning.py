@@ -38,7 +38,9 @@ def main() -> None:
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--data", type=Path, help="pairs: dpo_en_demo.json")
     parser.add_argument("--texts", type=Path, help="pairs: alpaca_en_demo.json, which the model learns first")
-    parser.add_argument("--stages", nargs="+", default=["reward", "dpo"], choices=["reward", "dpo"], help="pairs: stages")
+    parser.add_argument(
+        "--stages", nargs="+", default=["reward", "dpo"], choices=["reward", "dpo"], help="pairs: stages"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()

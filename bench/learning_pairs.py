@@ -117,7 +117,7 @@ def real_pairs(folder: Path, options: argparse.Namespace) -> Table:
     seconds = dict.fromkeys(found, 0.0)
     for number, held in enumerate(np.array_split(order, FOLDS)):
         parts = {"train": [rows[i] for i in order if i not in set(held)], "evaluation": [rows[i] for i in held]}
-        source = {"formatting": "sharegpt", "ranking": True, "columns": {"chosen": "chosen", "rejected": "rejected"}}
+        source = {"formatting": "sharegpt", "columns": {"chosen": "chosen", "rejected": "rejected"}}
         data = {key: [{**source, "path": written(folder, f"{key}-{number}", part)}] for key, part in parts.items()}
         for stage in found:
             lr = {"reward": 1e-4, "dpo": 5e-5}[stage]

@@ -11,7 +11,7 @@ from learning_pairs import DATA, MODEL, Table, made_pairs, started, words
 from small_runs import answers, beaten, run_of, trained, wilson, with_error, written
 
 HELD, TAUGHT = 1_000, 4_000  # sums that are never trained on; sums of the start
-SFT_STEPS, GRPO_STEPS = 300, 300
+SFT_STEPS, GRPO_STEPS = 400, 300
 PPO_STEPS = 150
 
 
@@ -27,7 +27,7 @@ def addition(folder: Path, options: argparse.Namespace) -> Table:
     learning = {"rewards": "exact_match", "answers": 8, "max_new_tokens": 5, "loss": "dapo", "clip_high": 0.28}
     data = {**common, "train": written(folder, "asked", asked)}
     path = {"path": str(start.checkpoint)}
-    run = run_of("grpo", path, data, 5e-4, 32, {"steps": GRPO_STEPS}, reinforcement=learning)
+    run = run_of("grpo", path, data, 2e-4, 32, {"steps": GRPO_STEPS}, reinforcement=learning)
     done = trained(folder, "grpo", run)
     table, right = [], {}
     for name, each in {"after sft": start, "after grpo": done}.items():

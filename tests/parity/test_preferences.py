@@ -52,7 +52,6 @@ SLOW = [
     PairCase(DDP, lora=True, nf4=True, ranks=4),
     PairCase(FSDP, lora=True, nf4=True, ranks=4),
     PairCase(ZERO3, lora=True, nf4=True, ranks=4, preference=SORTED),
-    PairCase({"dp": 2, "tp": 2}, lora=True, nf4=True, packing=False),
     PairCase(FSDP, stage="kto", preference=KTO, lora=True, nf4=True, ranks=4),
     PairCase(DDP, stage="reward", preference=CENTRED, ranks=4),
 ]
