@@ -12,6 +12,7 @@ import time
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import transformers
 from memory import Resident
@@ -19,20 +20,22 @@ from memory import Resident
 from drivetrain.config import rules
 from drivetrain.config.load import load
 from drivetrain.config.notices import notices
+from drivetrain.config.resolve import resolved
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
 from drivetrain.runtime.hardware import detect
 from drivetrain.tracking.jsonl import read_events
-from drivetrain.training.run import run
+from drivetrain.training import run as training
 
 
 def main(run_file: Path, result_file: Path) -> None:
     warm_imports()
     resident = Resident()
     start = time.perf_counter()
+    busy = processor_seconds_of_the_loop()
     config = checked(run_file)
     machine = detect(config.device)
-    report, code = run(config, machine, notices(config, machine), overwrite=True)
+    report, code = training.run(config, machine, notices(config, machine), overwrite=True)
     wall = time.perf_counter() - start
     assert code == 0, "the run was interrupted"
     evaluation = report.seconds_by_part.get("evaluation", 0.0)
@@ -40,6 +43,7 @@ def main(run_file: Path, result_file: Path) -> None:
     result = {
         "rate": report.samples / (wall - evaluation),
         "loop_seconds": report.seconds - evaluation,
+        "loop_processor_seconds": sum(busy),
         "samples": report.samples,
         "memory": resident.added(),
         "losses": {point["step"]: point["loss"] for point in points},
@@ -48,6 +52,22 @@ def main(run_file: Path, result_file: Path) -> None:
         "emulated": report.emulated,
     }
     result_file.write_text(json.dumps(result))
+
+
+def processor_seconds_of_the_loop() -> list[float]:
+    """Returns a list that gets what this process computed during the training loop, once that has ended."""
+    found: list[float] = []
+    loop = training.train
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        before = time.process_time()
+        try:
+            return loop(*args, **kwargs)
+        finally:
+            found.append(time.process_time() - before)
+
+    training.train = timed
+    return found
 
 
 def warm_imports() -> None:
@@ -66,10 +86,11 @@ def checked(run_file: Path) -> RunConfig:
     config, problems = load(run_file)
     if config is None or problems:
         raise UserError(problems)
-    problems = rules.check(config, detect(config.device))
+    machine = detect(config.device)
+    problems = rules.check(config, machine)
     if problems:
         raise UserError(problems)
-    return config
+    return resolved(config, machine)
 
 
 if __name__ == "__main__":

@@ -1,130 +1,341 @@
-"""A made preference, learned: a small model that answers shortly or at length as often learns from 5,000 pairs to
-answer shortly, and from the same pairs with shuffled labels nothing.
+"""Preferences and rewards: drivetrain against TRL's DPO, KTO, reward and GRPO trainers, in speed and memory.
 
-    python bench/preferences.py
+    pip install -e ".[bench]"                                     # TRL
+    python bench/preferences.py --data dpo_en_demo.json           # LLaMA-Factory's
+    python bench/preferences.py                                   # with made pairs
 
-First the model learns both kinds of answers (sft), then which of two is preferred (dpo). Both models answer 400 prompts
-that neither saw, drawn at temperature 1. The shorter answer wins: the win rate counts ties half.
+Same model folder, rows, batch size, optimizer (AdamW, clipping at 1), learning rate and schedule, one epoch. The clock
+is the training loop's: reading and tokenising are left out, as are evaluation and saving; answers of GRPO and their
+rewards are within. Memory is what the process takes above its imports, at its peak; drivetrain computes rewards in a
+process beside, which does not count.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import subprocess
-import sys
+import os
+import statistics
 import tempfile
-import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import interleaved
+import run_files
 import torch
-from interleaved import BENCH
+from interleaved import BENCH, LIMIT_CORES, Measurement, Pair, in_turns, measure, quartiles, repeat, undisturbed
+from sft import memory_ratio, reached, trl_version
+from sft_data import conversations, model_folder, write_rows
 from tables import machine_line, markdown_table, write
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-PROMPTS, PAIRS, ASKED = 5_400, 5_000, 400
-WORDS = [first + last for first in ("ba", "do", "ki", "lu", "me", "po") for last in ("n", "r", "s", "t")]
-MODEL = {
-    "model_type": "llama", "hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 128,
-}  # fmt: skip
+RESULTS = BENCH / "results"
+STAGES = ("dpo", "kto", "reward", "grpo")
+DEFAULTS = {"speed": 3.0, "memory": 0.7}  # the goals
+LIKE = {"speed": 1.3, "memory": None}
+PADDED = {"workload.data.packing": False}
+PLAIN = {"bf16": False, "gradient_checkpointing": False}  # TRL's own are True
+BF16 = {"precision": "bf16-mixed"}
+LR = 1e-5
+BATCH = 8  # TRL's default; of GRPO 8 answers to one prompt
+LENGTH = 1024
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    stage: str
+    what: str
+    speed: float | None  # what the ratio of samples a second is to reach
+    memory: float | None  # what the ratio of peak memory may be at most
+    ours: dict[str, Any] = field(default_factory=dict)  # settings by dotted key
+    theirs: dict[str, Any] = field(default_factory=dict)  # arguments of the trainer
+
+
+def cases() -> Iterator[Case]:
+    for stage in STAGES:
+        dapo = {"workload.reinforcement.loss": "dapo"} if stage == "grpo" else {}
+        yield Case(f"{stage}-defaults", stage, "each one's defaults; TRL has bf16 and recomputes", **DEFAULTS)
+        yield Case(f"{stage}-defaults-bf16", stage, "the same, drivetrain in bf16-mixed as well", **DEFAULTS, ours=BF16)
+        yield Case(f"{stage}-like", stage, "padded, fp32, both", **LIKE, ours=PADDED | dapo, theirs=PLAIN)
+    cached, ahead = {"workload.preference.reference": "cached"}, {"precompute_ref_log_probs": True}
+    what = "the reference computed once, which the clock leaves out"
+    yield Case("dpo-cached", "dpo", f"defaults, {what}", None, None, ours=cached, theirs=ahead)
+
+
+CASES = list(cases())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="a made preference of 5,000 pairs")
-    parser.add_argument("--output", type=Path, default=BENCH / "results" / "preferences.md")
-    options = parser.parse_args()
+    options = parse()
+    interleaved.PATIENCE_SECONDS = options.patience
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(BENCH), os.environ.get("PYTHONPATH")]))  # of rewards
     with tempfile.TemporaryDirectory(prefix="preferences-") as folder:
-        rows = measured(Path(folder))
-    titles = ["labels", "accuracy", "standard error", "margin", "win rate", "standard error", "words", "seconds"]
-    text = (
-        "# A made preference of 5,000 pairs: the shorter answer is better\n\n"
-        f"`python bench/preferences.py` repeats it. {machine_line()}\n\n"
-        f"Accuracy: of {ASKED} held-out pairs, whose labels were made as those of the training, the share whose chosen "
-        "answer has the higher reward; margin: by how much, on average. "
-        f"Win rate: of {ASKED} new prompts answered at temperature 1 by the trained model and by the one it started "
-        "from, those whose answer is shorter, ties counted half.\n\n"
+        task = prepare(options, Path(folder))
+        found: list[tuple[Case, list[Pair]]] = []
+        for case in [case for case in CASES if case.name in options.cases]:
+            pairs: list[Pair] = []
+            found.append((case, pairs))
+            for pair in measured(case, task, options):
+                pairs.append(pair)
+                print("  ".join([case.name, *pair_row(len(pairs), pair)]), flush=True)
+            options.output.joinpath("preferences.md").write_text(page(found, task, options))
+        write(options.output / "preferences.md", page(found, task, options))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="drivetrain against TRL's trainers of preferences and rewards")
+    names = [case.name for case in CASES]
+    parser.add_argument("--cases", nargs="+", default=names, choices=names)
+    parser.add_argument("--pairs", type=int, default=3, help="undisturbed pairs a case")
+    parser.add_argument("--data", type=Path, help="dpo_en_demo.json; left out, pairs are made")
+    parser.add_argument(
+        "--samples", type=int, default=48, help="pairs of answers; of kto, answers; of grpo, six prompts"
     )
-    write(options.output, text + markdown_table(titles, rows))
+    parser.add_argument("--new-tokens", type=int, default=128, help="grpo: tokens of an answer at most")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--foreign", type=float, default=LIMIT_CORES, help="cores of foreign work a pair may have")
+    parser.add_argument("--patience", type=float, default=120, help="seconds to wait for an idle machine at most")
+    parser.add_argument("--attempts", type=int, help="most pairs a case; left out, twice --pairs")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the page")
+    return parser.parse_args()
 
 
-def measured(folder: Path) -> list[list[str]]:
-    draw = np.random.default_rng(0)
-    rows = [pair(number, draw) for number in range(PROMPTS)]
-    pairs, asked = rows[:PAIRS], [row["prompt"] for row in rows[PAIRS:]]
-    taught = [{"instruction": row["prompt"], "output": row[side]} for row in pairs for side in ("chosen", "rejected")]
-    files = {"sft": taught, "rule": pairs, "rule-held": rows[PAIRS:]}
-    files |= {"shuffled": half_swapped(pairs, draw), "shuffled-held": half_swapped(rows[PAIRS:], draw)}
-    for name, content in files.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
-    start = train(folder, "sft", {"config": MODEL, "tokenizer": "bpe", "vocabulary_size": 400}, lr=3e-3, epochs=2)[0]
-    before = answers(start, asked)
-    found = []
-    for name in ("rule", "shuffled"):
-        checkpoint, metrics, seconds = train(folder, name, {"path": str(start)}, lr=1e-4, epochs=1)
-        accuracy, after = metrics["reward_accuracy"], answers(checkpoint, asked)
-        wins = [1.0 if a < b else 0.5 if a == b else 0.0 for a, b in zip(after, before, strict=True)]
-        rate, words = sum(wins) / ASKED, f"{np.mean(before):.1f} → {np.mean(after):.1f}"
-        spread = math.sqrt(max(accuracy * (1 - accuracy), 1 / ASKED) / ASKED)
-        cells = [f"{accuracy:.3f}", f"{spread:.3f}", f"{metrics['reward_margin']:.2f}"]
-        cells += [f"{rate:.3f}", f"{np.std(wins) / math.sqrt(ASKED):.3f}", words, f"{seconds:.0f}"]
-        found.append([name, *cells])
-        print("  ".join(found[-1]), flush=True)
-    return found
+# --- the work --------------------------------------------------------------------------------------------------------
 
 
-def pair(number: int, draw: np.random.Generator) -> dict[str, str]:
-    """A prompt and two answers of its words: two to four of them, or seven to twelve."""
-    short, long = (" ".join(draw.choice(WORDS, int(draw.integers(*most)))) for most in ((2, 5), (7, 13)))
-    return {"prompt": f"say {number} {' '.join(draw.choice(WORDS, 2))}", "chosen": short, "rejected": long}
+@dataclass(frozen=True)
+class Task:
+    folder: Path
+    model: Path
+    files: dict[str, Path]  # stage → rows; "ours" those of grpo, as drivetrain reads them
+    samples: dict[str, int]  # stage → what is counted: pairs, labelled answers, drawn answers
+    new_tokens: int
 
 
-def half_swapped(rows: list[dict[str, str]], draw: np.random.Generator) -> list[dict[str, str]]:
-    """Returns the rows with the labels of one half, drawn at random, swapped."""
-    swapped = set(draw.permutation(len(rows))[: len(rows) // 2].tolist())
+def prepare(options: argparse.Namespace, folder: Path) -> Task:
+    every = pairs_of(options.data) if options.data else made_pairs(4 * options.samples)
+    if options.samples > len(every):
+        raise SystemExit(f"{options.samples} pairs are asked for; {options.data} holds {len(every)}")
+    rows = every[: options.samples]
+    texts = [{"p": row["prompt"][-1]["content"], "c": row["chosen"][0]["content"]} for row in every]
+    sizes = {"tokens": 8_000, "vocabulary": 8_000, "width": options.width, "blocks": options.blocks}
+    model = model_folder(folder / "model", texts, length=LENGTH + options.new_tokens, **sizes)
+    labelled = [
+        {"prompt": row["prompt"], "completion": row["rejected" if n % 2 else "chosen"], "label": n % 2 == 0}
+        for n, row in enumerate(rows)
+    ]
+    few = rows[: max(options.samples // BATCH, 1)]
+    contents = {"dpo": rows, "kto": labelled, "reward": rows, "grpo": [{"prompt": row["prompt"]} for row in few]}
+    counts = {stage: len(content) * (BATCH if stage == "grpo" else 1) for stage, content in contents.items()}
+    contents["ours"] = [{"messages": row["prompt"] + row["chosen"]} for row in few]
+    files = {stage: write_rows(folder / f"{stage}.jsonl", content) for stage, content in contents.items()}
+    return Task(folder, model, files, counts, options.new_tokens)
+
+
+def pairs_of(file: Path) -> list[dict[str, Any]]:
+    """LLaMA-Factory's pairs of one or more turns, as TRL's messages; system messages are left out."""
+
+    def message(given: dict[str, str]) -> dict[str, str]:
+        return {"role": "user" if given["from"] == "human" else "assistant", "content": given["value"].strip()}
+
     return [
-        {**row, "chosen": row["rejected"], "rejected": row["chosen"]} if number in swapped else row
-        for number, row in enumerate(rows)
+        {
+            "prompt": [message(each) for each in row["conversations"] if each["from"] in ("human", "gpt")],
+            "chosen": [message(row["chosen"])],
+            "rejected": [message(row["rejected"])],
+        }
+        for row in json.loads(file.read_text(encoding="utf-8"))
+        if row["chosen"]["value"].strip() != row["rejected"]["value"].strip()
     ]
 
 
-def train(
-    folder: Path, name: str, model: dict[str, Any], lr: float, epochs: int
-) -> tuple[Path, dict[str, float], float]:
-    """Returns the checkpoint's folder, the metrics of its evaluation, and the seconds of the training."""
-    stage = "sft" if name == "sft" else "dpo"
-    data = {"train": str(folder / f"{name}.jsonl"), "length": 64, "template": "chatml", "cache": str(folder / "cache")}
-    data |= {"evaluation_fraction": 0.02} if stage == "sft" else {"evaluation": str(folder / f"{name}-held.jsonl")}
-    workload = {"type": "language_model", "stage": stage, "model": model, "data": data}
-    if stage == "dpo":  # without nll the chosen answers lose likelihood with the rejected ones: here they are random
-        workload["preference"] = {"loss": {"sigmoid": 1.0, "nll": 1.0}}
-    run = {"workload": workload, "batch_size": 32, "loop": {"epochs": epochs}, "optimizer": {"name": "adamw", "lr": lr}}
-    run["schedule"] = {"name": "cosine"}
-    (folder / f"{name}.json").write_text(json.dumps({**run, "output": str(folder / name)}))
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-m", "drivetrain", "train", str(folder / f"{name}.json"), "--quiet"], check=True)
-    seconds = time.monotonic() - began
-    report = json.loads((folder / name / "report.json").read_text())
-    [checkpoint] = sorted((folder / name / "checkpoints").glob("step-*"))[-1:]
-    return checkpoint, report["metrics"], seconds
+def made_pairs(count: int) -> list[dict[str, Any]]:
+    others = conversations([], count, seed=1)
+    return [
+        {
+            "prompt": [{"role": "user", "content": row["prompt"]}],
+            "chosen": [{"role": "assistant", "content": row["response"]}],
+            "rejected": [{"role": "assistant", "content": other["response"]}],
+        }
+        for row, other in zip(conversations([], count), others, strict=True)
+    ]
 
 
-@torch.no_grad()
-def answers(checkpoint: Path, asked: list[str]) -> list[int]:
-    """Returns the words of each answer, through Transformers alone."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
-    talks = [[{"role": "user", "content": prompt}] for prompt in asked]
-    tokenizer.padding_side = "left"
-    given = tokenizer.apply_chat_template(
-        talks, add_generation_prompt=True, return_tensors="pt", padding=True, return_dict=True
+# --- the two sides ---------------------------------------------------------------------------------------------------
+
+
+def measured(case: Case, task: Task, options: argparse.Namespace) -> Iterator[Pair]:
+    def pair(number: int) -> Pair:
+        mine = run_files.write_run(task.folder / "ours.json", our_run(case, task, number))
+        other = run_files.write_run(task.folder / "theirs.json", their_run(case, task, number))
+
+        def theirs() -> Measurement:
+            return measure("hf_preferences.py", other, task.folder / "theirs.out")
+
+        return in_turns(lambda: our_measurement(mine, case, task), theirs, number, options.foreign)
+
+    return repeat(pair, options.pairs, options.attempts)
+
+
+def our_measurement(run_file: Path, case: Case, task: Task) -> Measurement:
+    found = measure("ours.py", run_file, task.folder / "ours.out")
+    loop = found.facts["loop_seconds"] - found.facts["parts"].get("save", 0.0)
+    loss = statistics.fmean(found.facts["losses"].values())
+    facts = {"memory": found.facts["memory"], "loss": loss, "parts": found.facts["parts"]}
+    answers = task.folder / "run" / "samples.jsonl"
+    if case.stage == "grpo":
+        made = [json.loads(line)["answer_tokens"] for line in answers.read_text().splitlines()]
+        facts["answer_tokens"] = statistics.fmean(made)
+    samples = task.samples[case.stage]
+    facts["processor_rate"] = samples / found.facts["loop_processor_seconds"]
+    return Measurement(samples / loop, found.foreign_cores, facts)
+
+
+def our_run(case: Case, task: Task, seed: int) -> dict[str, Any]:
+    data = {
+        "train": str(task.files["ours" if case.stage == "grpo" else case.stage]),
+        "length": LENGTH,
+        "cache": str(task.folder / f"cache-{seed}"),
+    }
+    workload: dict[str, Any] = {
+        "type": "language_model",
+        "stage": case.stage,
+        "model": {"path": str(task.model)},
+        "data": {**data, "evaluation_fraction": 0},
+        "preference": {},
+    }
+    if case.stage == "grpo":
+        learning = {"rewards": "answer_rewards:distinct", "answers": BATCH, "max_new_tokens": task.new_tokens}
+        workload["reinforcement"] = learning
+    run: dict[str, Any] = {
+        "workload": workload,
+        "seed": seed,
+        "batch_size": 1 if case.stage == "grpo" else BATCH,
+        "loop": {"epochs": 1, "max_grad_norm": 1.0},
+        "tracking": {"log_every": 1},
+        "optimizer": {"name": "adamw", "lr": LR},
+        "schedule": {"name": "linear"},
+        "output": str(task.folder / "run"),
+    }
+    for key, value in case.ours.items():
+        *blocks, last = key.split(".")
+        inner = run
+        for block in blocks:
+            inner = inner[block]
+        inner[last] = value
+    return run
+
+
+def their_run(case: Case, task: Task, seed: int) -> dict[str, Any]:
+    arguments = {
+        "output_dir": str(task.folder / "their-run"),
+        "per_device_train_batch_size": BATCH,
+        "num_train_epochs": 1,
+        "learning_rate": LR,
+        "seed": seed,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": not torch.cuda.is_available(),  # TRL refuses its own bf16 on a CPU else
+        **({"max_completion_length": task.new_tokens, "logging_steps": 1} if case.stage == "grpo" else {}),
+        **case.theirs,
+    }
+    rows, samples = str(task.files[case.stage]), task.samples[case.stage]
+    return {
+        "stage": case.stage,
+        "arguments": arguments,
+        "seed": seed,
+        "model": str(task.model),
+        "train": rows,
+        "samples": samples,
+    }
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def pair_row(number: int, pair: Pair) -> list[str]:
+    sides = pair.ours.facts, pair.theirs.facts
+    return [
+        str(number),
+        *(f"{side.rate:.2f}" for side in (pair.ours, pair.theirs)),
+        f"{pair.ratio:.2f}",
+        f"{processor_ratio(pair):.2f}",
+        *(f"{facts['memory'] / 2**20:,.0f}" for facts in sides),
+        f"{memory_ratio(pair):.2f}",
+        *(f"{facts['loss']:.3f}" for facts in sides),
+        *(f"{facts.get('answer_tokens') or 0:.0f}" for facts in sides),
+        f"{pair.foreign_cores:.3f}" + (" (discarded)" if pair.disturbed else ""),
+    ]
+
+
+def processor_ratio(pair: Pair) -> float:
+    """Returns how many more samples a second of processor time takes: the ratio that other work disturbs least."""
+    return float(pair.ours.facts["processor_rate"] / pair.theirs.facts["processor_rate"])
+
+
+def summary_row(case: Case, pairs: Sequence[Pair]) -> list[str]:
+    good = undisturbed(pairs)
+    head = [case.name, case.what, f"{len(good)} of {len(pairs)}"]
+    if not good:
+        return [*head, *["no undisturbed pair"] * 4]
+    low, median, high = quartiles([processor_ratio(pair) for pair in good])
+    memory = statistics.median(memory_ratio(pair) for pair in good)
+    return [
+        *head,
+        f"{median:.2f} ({low:.2f} to {high:.2f})",
+        reached(case.speed, median >= (case.speed or 0)),
+        f"{memory:.2f}",
+        reached(case.memory, memory <= (case.memory or 0)),
+    ]
+
+
+def page(found: Sequence[tuple[Case, list[Pair]]], task: Task, options: argparse.Namespace) -> str:
+    head = ["case", "what", "pairs kept", "samples, ratio (quartiles)", "at least", "peak memory, ratio", "at most"]
+    each = [
+        "pair",
+        "samples/s",
+        "theirs",
+        "ratio",
+        "by processor time",
+        "memory, MiB",
+        "theirs",
+        "ratio",
+        "mean loss",
+        "theirs",
+    ]
+    each += ["mean loss", "theirs", "answer tokens", "theirs", "foreign cores"]
+    tables = [
+        f"{case.name}\n\n"
+        + markdown_table(each, [pair_row(number, pair) for number, pair in enumerate(pairs, 1)])
+        + "\n"
+        for case, pairs in found
+    ]
+    data = options.data.name if options.data else "made ones"
+    counted = ", ".join(f"{stage} {count}" for stage, count in task.samples.items())
+    return "\n".join(
+        [
+            "# Preferences and rewards: drivetrain and TRL",
+            "",
+            "Ratios are drivetrain's over TRL's: of samples a second of processor time above 1 and of memory below 1 "
+            "drivetrain is better. Fresh "
+            "processes in turns, order swapped from pair to pair, a new seed for each pair; pairs with more than "
+            f"{options.foreign} cores of foreign work are discarded. `python bench/preferences.py` repeats it.",
+            "",
+            machine_line() + f" TRL {trl_version()}.",
+            "",
+            f"Work: one epoch of pairs of answers ({data}), at most {LENGTH:,} tokens each, batch {BATCH}; samples: "
+            f"{counted} (grpo: answers of at most {options.new_tokens} tokens, {BATCH} to a prompt). Llama "
+            f"{options.width} wide with {options.blocks} blocks and 8,000 tokens, random weights. fp32 but for TRL's "
+            "defaults, bf16 and recompute, and where a case is named bf16.",
+            "",
+            markdown_table(head, [summary_row(case, pairs) for case, pairs in found]),
+            "",
+            *tables,
+        ]
     )
-    torch.manual_seed(0)
-    made = model.generate(**given, do_sample=True, temperature=1.0, top_k=0, max_new_tokens=48)
-    texts = tokenizer.batch_decode(made[:, given["input_ids"].shape[1] :], skip_special_tokens=True)
-    return [len(text.split()) for text in texts]
 
 
 if __name__ == "__main__":

@@ -125,7 +125,20 @@ def test_a_block_that_no_loss_can_read_is_refused_when_it_is_loaded(given: dict[
         ("dpo", {"reference_model": "a/b"}, {"adapter": LORA}, ""),
         ("orpo", {"reference": "cached"}, {}, "reference: orpo has no reference"),
         ("orpo", {"reference_model": "a/b"}, {}, "reference_model: the reference is none"),
-        ("dpo", {"reference": "cached", "reference_model": "a/b"}, {}, "reference_model: the reference is cached"),
+        ("dpo", {"reference": "cached", "reference_model": "a/b"}, {}, ""),
+        (
+            "dpo",
+            {"reference": "cached", "reference_model": {"path": "a/b", "precision": "bf16"}},
+            {},
+            "reference_model.precision: the reference is cached",
+        ),
+        ("dpo", {"reference_model": {"precision": "bf16"}}, {}, "precision: no other model lies beside"),
+        (
+            "dpo",
+            {"reference_model": {"path": "a/b", "precision": "bf16"}},
+            {"engine": {"name": "mesh", "tp": 2}},
+            "reference_model.precision: the trial step compares",
+        ),
         ("dpo", {"reference": "cached", "reference_every": 3}, {}, "reference_every: the reference is cached"),
         ("dpo", {"reference_model": "a/b", "reference_every": 3}, {}, "another model cannot follow"),
         ("dpo", {"reference": "cached"}, {"engine": {"name": "mesh", "pp": 2}}, "engine.pp: pp ranks run no pass"),
@@ -138,4 +151,5 @@ def test_a_reference_is_computed_once_or_another_model(
     found = refusals(run)
     assert why in found if why else found == ""
     if preference.get("reference_model") and not why:
-        assert run.workload.preference.reference == "copy"  # type: ignore[union-attr]
+        given = preference.get("reference", "copy")
+        assert run.workload.preference.reference == given  # type: ignore[union-attr]

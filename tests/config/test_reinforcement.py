@@ -34,6 +34,18 @@ def said(run: RunConfig) -> str:
     return "\n".join(map(str, rules.check(run, CPU)))
 
 
+def test_a_micro_batch_is_all_answers_of_an_update_unless_it_is_given(tmp_path: Path) -> None:
+    for stage, learning, given, expected in (
+        ("grpo", {"answers": 6}, {}, 48),
+        ("grpo", {"answers": 6, "updates": 5}, {}, 10),
+        ("ppo", {"updates": 2}, {}, 4),
+        ("grpo", {"answers": 6}, {"micro_batch_size": 3}, 3),
+    ):
+        run = built(tmp_path, stage, **learning).model_copy(update=given)
+        assert run.global_batch == 8
+        assert run.micro_batch == expected, (stage, learning, given)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_is_accepted_at_its_stage_without_further_settings(tmp_path: Path, name: str) -> None:
     assert said(built(tmp_path, LOSSES[name].stages[0], loss=name)) == ""

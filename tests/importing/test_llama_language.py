@@ -177,7 +177,7 @@ def test_where_the_meaning_differs_it_is_reported(lines: str, key: str, fate: st
             "refused",
             "not the",
         ),
-        (SFT.replace("full", "freeze") + "use_llama_pro: true\n", "use_llama_pro", "later", "LLaMA Pro"),
+        (SFT.replace("full", "freeze") + "use_llama_pro: true\n", "use_llama_pro", "refused", "LLaMA Pro"),
         (SFT + "dataset_dir: REMOTE:a/b\n", "dataset_dir", "refused", "download a/b"),
         (
             SFT.replace("dataset: one\n", "template: qwen\n"),

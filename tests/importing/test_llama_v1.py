@@ -33,6 +33,9 @@ DEFAULTS = {  # of v1's argument classes and trainer, not version 0's
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "sets.yaml").write_text(SETS)
     (tmp_path / "pairs.yaml").write_text("pairs: {path: org/pairs, converter: pair}\n")
+    (tmp_path / "mixed.yaml").write_text(
+        "pairs: {path: org/pairs, converter: pair}\nchats: {path: org/chats, converter: sharegpt}\n"
+    )
     (tmp_path / "own.yaml").write_text("own: {path: own.jsonl, source: local}\n")
     (tmp_path / "weighed.yaml").write_text("one: {path: a.json, converter: alpaca, weight: 2.0}\n")
     return tmp_path
@@ -88,6 +91,31 @@ def test_an_adapter_and_a_base_in_few_bits_have_version_1s_defaults(folder: Path
     assert run_of(folder, LEAST + "peft_config: {name: lora, adapter_name_or_path: a}\n")["adapter"] == {"path": "a"}
 
 
+PAIRS = "model: org/model\ntrain_dataset: pairs.yaml\n"
+
+
+def test_pairs_are_learned_by_dpo_and_its_kin(folder: Path) -> None:
+    """Their rows are those of TRL: lists of messages that begin alike."""
+    raw = run_of(folder, PAIRS)
+    assert raw["workload"]["stage"] == "dpo"
+    assert raw["workload"]["data"]["train"] == [{"path": "org/pairs", "formatting": "trl"}]
+    assert raw["workload"]["preference"] == {"loss": "sigmoid", "beta": 0.1}
+    given = "pref_loss: sigmoid\npref_beta: 0.3\npref_ftx: 0.2\ndpo_label_smoothing: 0.1\nld_alpha: 0.5\n"
+    wanted = {"loss": {"sigmoid": 1.0, "nll": 0.2}, "beta": 0.3, "label_smoothing": 0.1, "ld_alpha": 0.5}
+    assert run_of(folder, PAIRS + given)["workload"]["preference"] == wanted
+    simpo = run_of(folder, PAIRS + "pref_loss: simpo\npref_beta: 2.0\nsimpo_gamma: 1.0\n")["workload"]
+    assert (simpo["stage"], simpo["preference"]) == ("simpo", {"loss": "simpo", "gamma": 1.0, "beta": 2.0})
+    assert run_of(folder, PAIRS + "pref_loss: orpo\n")["workload"]["stage"] == "orpo"
+    going_on = PAIRS + "peft_config: {name: lora, adapter_name_or_path: a}\n"
+    assert run_of(folder, going_on)["workload"]["preference"]["reference"] == "adapters_off"
+
+
+def test_a_reward_model_learns_from_pairs(folder: Path) -> None:
+    workload = run_of(folder, PAIRS + "model_class: cls\npref_beta: 0.3\n")["workload"]
+    assert workload["stage"] == "reward"
+    assert "preference" not in workload
+
+
 def test_the_last_blocks_alone_are_trained(folder: Path) -> None:
     text = LEAST + "peft_config: {name: freeze, freeze_trainable_layers: 3, freeze_trainable_modules: all}\n"
     assert run_of(folder, text)["workload"]["model"]["train_last_blocks"] == 3
@@ -120,7 +148,8 @@ def test_a_deepspeed_json_is_read_from_dist_config(folder: Path) -> None:
         ("peft_config: {name: freeze, freeze_trainable_layers: -1}\n", "peft_config.freeze_trainable_layers"),
         ("peft_config: {name: freeze, freeze_extra_modules: lm_head}\n", "peft_config.freeze_extra_modules"),
         ("peft_config: {name: lora, adapter_name_or_path: [a, b]}\n", "peft_config.adapter_name_or_path"),
-        ("train_dataset: pairs.yaml\n", "train_dataset"),
+        ("train_dataset: mixed.yaml\n", "train_dataset"),
+        ("model_class: other\n", "model_class"),
         ("train_dataset: weighed.yaml\n", "train_dataset"),
         ("dist_config: {name: mine}\n", "dist_config.name"),
     ],

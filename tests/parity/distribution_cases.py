@@ -35,12 +35,19 @@ OWN = {**LLAMA, "vocab_size": 260}
 
 @dataclass(frozen=True)
 class DistributionCase(MeshCase):
-    """distillation: the block of a run file, without the teacher. sft: that of stage sft, in its place."""
+    """distillation: the block of a run file, without the teacher. sft: that of stage sft, in its place. teacher:
+    its precision. ranks: of an engine that is no mesh."""
 
     distillation: Mapping[str, Any] = field(default_factory=dict, hash=False)
     sft: Mapping[str, Any] = field(default_factory=dict, hash=False)
     lora: bool = False
     packing: bool = True
+    ranks: int = 2
+    teacher: str | None = None
+
+    @property
+    def world(self) -> int:
+        return self.ranks if super().world == 2 and "name" in self.degrees else super().world
 
     @property
     def clip(self) -> float:
@@ -49,7 +56,9 @@ class DistributionCase(MeshCase):
     @property
     def name(self) -> str:
         loss = json.dumps(self.settings)
-        return f"{super().name}-{loss}{'-lora' if self.lora else ''}{'' if self.packing else '-padded'}"
+        more = f"{'-lora' if self.lora else ''}{'' if self.packing else '-padded'}"
+        more += f"-{self.teacher}" if self.teacher else ""
+        return f"{super().name}-{loss}{more}{f'-{self.ranks} ranks' if self.ranks != 2 else ''}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -109,7 +118,7 @@ def workload(case: DistributionCase) -> Any:
         config = LanguageModel.model_validate({**block(case, "sft"), "sft": case.sft})
         work = SeededWeighted(config.model_copy(update={"sft": config.sft.settled(adapters)}), seed=0)
     else:
-        learned = {**case.distillation, "teacher": str(teacher(case))}
+        learned = {**case.distillation, "teacher": {"path": str(teacher(case)), "precision": case.teacher}}
         work = Seeded(LanguageModel.model_validate({**block(case, "distill"), "distillation": learned}), seed=0)
     work.adapters = AdapterSet(adapters, None) if adapters else None
     return work

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from drivetrain.config.adapter import Adapter
 from drivetrain.config.language import LanguageModel
+from drivetrain.config.quantised import QuantisedBase
 from drivetrain.config.training import Loader
 from drivetrain.data.language.samples import Pair, Sample
 from drivetrain.data.loader import training_windows
@@ -30,19 +31,26 @@ from drivetrain.workloads.preference import PreferenceWorkload
 from drivetrain.workloads.reward import RewardWorkload
 from drivetrain.workloads.unpaired import UnpairedWorkload
 from tests.parity.cases import Curve
-from tests.parity.mesh_cases import LLAMA, LORA, OPTIMIZERS, MeshCase, engine_of
+from tests.parity.mesh_cases import LLAMA, LORA, OPTIMIZERS, MeshCase, engine_of, round_weights
 
 STEPS, BATCH, ROWS, CLIP, BETA, RATE = 6, 10, 34, 0.5, 0.5, 0.2
 
 
 @dataclass(frozen=True)
 class PairCase(MeshCase):
-    """stage and preference: as in a run file. lora: whether adapters are trained, and the base is the reference."""
+    """stage and preference: as in a run file. lora: whether adapters are trained, and the base is the reference. nf4:
+    whether that base is in 4 bits. ranks: of an engine that is no mesh."""
 
     stage: str = "dpo"
     preference: Mapping[str, Any] = field(default_factory=dict, hash=False)
     lora: bool = False
     packing: bool = True
+    nf4: bool = False
+    ranks: int = 2
+
+    @property
+    def world(self) -> int:
+        return self.ranks if super().world == 2 and "name" in self.degrees else super().world
 
     @property
     def clip(self) -> float:
@@ -51,12 +59,14 @@ class PairCase(MeshCase):
     @property
     def name(self) -> str:
         loss = json.dumps(self.preference.get("loss", self.stage))
-        return f"{super().name}-{loss}{'-lora' if self.lora else ''}{'' if self.packing else '-padded'}"
+        parts = [super().name, loss, *(["nf4"] if self.nf4 else []), *(["lora"] if self.lora else [])]
+        parts += [] if self.packing else ["padded"]
+        return "-".join([*parts, *([f"{self.ranks} ranks"] if self.ranks != 2 else [])])
 
     @property
-    def alone(self) -> tuple[str, str, bool]:
+    def alone(self) -> tuple[str, str, bool, bool]:
         """What decides the curve, however it is computed."""
-        return self.stage, json.dumps({**self.preference}), self.lora
+        return self.stage, json.dumps({**self.preference}), self.lora, self.nf4
 
 
 class Seeded(PreferenceWorkload):
@@ -110,7 +120,8 @@ def workload(case: PairCase) -> Any:
     adapters = [Adapter(rank=4)] if case.lora else None
     settled = config.preference.settled(case.stage, adapters)
     made = KINDS.get(case.stage, Seeded)(config.model_copy(update={"preference": settled}), seed=0)
-    made.adapters = AdapterSet(adapters, None) if adapters else None
+    base = QuantisedBase(format="nf4") if case.nf4 else None
+    made.adapters = AdapterSet(adapters, None, base) if adapters else None
     return made
 
 
@@ -147,6 +158,8 @@ def plain(case: PairCase) -> Curve:
     work, curve = workload(case), Curve([], [], {}, {})
     work.adapters = None
     model: Any = work.build_model()
+    if case.nf4:
+        round_weights(model, "nf4")
     reference = copy.deepcopy(model).requires_grad_(False)
     if case.lora:
         model = get_peft_model(model, LoraConfig(**LORA))  # type: ignore[arg-type]

@@ -46,7 +46,14 @@ SLOW = [
     DistributionCase(TP, distillation=MIXED, packing=False),
     DistributionCase({**TP, "loss_parallel": True}, distillation=MIXED, packing=False),
     DistributionCase({"dp": 2, "shard": True}, distillation=FORWARD),
+    DistributionCase(FSDP, distillation=MIXED, ranks=4),
     DistributionCase({"dp": 2, "tp": 2}, distillation=REVERSE, packing=False, lora=True),
+]
+
+
+HALVED = [
+    pytest.param(DistributionCase(engine, distillation=FORWARD, teacher="bf16"), id=str(engine), marks=marks)
+    for engine, marks in ((SINGLE, ()), (FSDP, ()), (ZERO3, ()), (DDP, pytest.mark.slow))
 ]
 
 
@@ -73,3 +80,14 @@ def test_a_loss_over_distributions_has_the_curve_of_plain_pytorch(
     assert theirs.norms[0] > case.clip, "clipping is active"
     assert ours.losses == pytest.approx(theirs.losses, rel=1e-5)
     assert ours.norms == pytest.approx(theirs.norms, rel=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", HALVED)
+def test_a_teacher_in_16_bits_has_nearly_the_curve_of_one_in_32(
+    case: DistributionCase, found: Callable[[DistributionCase], Curve]
+) -> None:
+    ours, theirs = found(case), by_hand(case.alone)
+    assert ours.losses == pytest.approx(theirs.losses, rel=2e-2)
+    assert ours.norms == pytest.approx(theirs.norms, rel=5e-2)
+    assert ours.losses != pytest.approx(theirs.losses, rel=1e-6), "it is rounded"

@@ -23,6 +23,7 @@ QUICK = [
     PairCase(SINGLE, preference=SORTED),
     PairCase(SINGLE, stage="kto", preference=KTO),
     PairCase(SINGLE, stage="reward", preference=CENTRED),
+    PairCase(SINGLE, stage="reward", preference=CENTRED, packing=False),
     PairCase(DDP, stage="kto", preference=KTO),
     PairCase(DDP, preference=SORTED),
     PairCase(FSDP, lora=True),
@@ -47,6 +48,12 @@ SLOW = [
     PairCase(TP, packing=False, lora=True),
     PairCase({"pp": 2}, stage="orpo", packing=False),
     PairCase({"dp": 2, "tp": 2}, packing=False, preference=SORTED),
+    PairCase(SINGLE, lora=True, nf4=True),
+    PairCase(DDP, lora=True, nf4=True, ranks=4),
+    PairCase(FSDP, lora=True, nf4=True, ranks=4),
+    PairCase(ZERO3, lora=True, nf4=True, ranks=4, preference=SORTED),
+    PairCase(FSDP, stage="kto", preference=KTO, lora=True, nf4=True, ranks=4),
+    PairCase(DDP, stage="reward", preference=CENTRED, ranks=4),
 ]
 
 
@@ -56,7 +63,7 @@ def found(request: pytest.FixtureRequest, ranks: Callable[[int], RankPool]) -> C
 
 
 @functools.cache
-def by_hand(alone: tuple[str, str, bool]) -> Curve:
+def by_hand(alone: tuple[str, str, bool, bool]) -> Curve:
     return plain(next(case for case in (*QUICK, *SLOW) if case.alone == alone))
 
 

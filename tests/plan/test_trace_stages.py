@@ -85,6 +85,17 @@ def test_a_teacher_is_planned(run_file: str, teacher: str, overrides: list[str])
     assert found > alone.memory.allocated
 
 
+def test_a_teacher_in_16_bits_is_planned_at_half_its_weights(run_file: str, teacher: str) -> None:
+    words = [f"data.train={Path(run_file).parent / 'answers.json'}", "workload.stage=distill"]
+    whole = planned(run_file, [*words, f"workload.distillation.teacher={teacher}"]).memory.allocated
+    words.append(f"workload.distillation.teacher={{path: {teacher}, precision: bf16}}")
+    run = read_run(run_file, words)
+    halved = planned(run_file, words).memory.allocated
+    assert halved == pytest.approx(measured_peak(run)[0], rel=1e-4)
+    weights = sum(parameter.numel() for parameter in read_workload(run, training=True).build_model().parameters())
+    assert whole - halved >= 1.9 * weights
+
+
 def test_a_cached_reference_is_planned_without_a_second_model(run_file: str) -> None:
     words = of_stage(run_file, ["stage=dpo"])
     copied, cached = (

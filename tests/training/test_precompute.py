@@ -34,13 +34,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Gets the number of samples whenever references are computed."""
     found: list[int] = []
-    whole = precompute._computed
+    whole = precompute._compute
 
-    def counted(each: Any, *others: Any) -> np.ndarray:
+    def counted(each: Any, *others: Any) -> None:
         found.append(len(each.samples))
-        return whole(each, *others)
+        whole(each, *others)
 
-    monkeypatch.setattr(precompute, "_computed", counted)
+    monkeypatch.setattr(precompute, "_compute", counted)
     return found
 
 
@@ -107,6 +107,61 @@ def test_an_evaluation_of_a_checkpoint_compares_with_the_model_as_it_started(dri
     code, words, _ = drivetrain("evaluate", "one", "--json")
     assert code == 0
     assert json.loads(words)["metrics"] == pytest.approx(metrics("one"), rel=1e-5)
+
+
+def other_model(drivetrain: Run) -> str:
+    """Returns a model of another run, with the same tokenizer."""
+    trained(drivetrain, "other", "copy", "seed=7", "workload.model.config.hidden_size=48", "optimizer.lr=0.01")
+    return str(max(Path("other", "checkpoints").glob("step-*")).resolve())
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_log_probabilities_under_another_model_give_the_curve_of_that_model_beside(
+    drivetrain: Run, computed: list[int], stage: str
+) -> None:
+    other = f"workload.preference.reference_model={other_model(drivetrain)}"
+    for reference in ("copy", "cached"):
+        trained(drivetrain, reference, reference, other, stage=stage)
+    trained(drivetrain, "own", "copy", stage=stage)
+    np.testing.assert_allclose(points("cached"), points("copy"), rtol=1e-6, atol=1e-6)
+    assert metrics("cached") == pytest.approx(metrics("copy"), rel=1e-5, abs=1e-6)
+    assert abs(points("own") - points("copy")).max() > 1e-3, "it is another reference"
+    assert computed == [19, 5]
+    trained(drivetrain, "again", "cached", other, "optimizer.lr=0.1", stage=stage)
+    assert computed == [19, 5], "later runs read them"
+
+
+def test_a_disk_without_room_costs_the_file_and_not_the_run(drivetrain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(drivetrain, "whole", "cached")
+    for file in Path("cache").glob("reference-*"):
+        file.unlink()
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(precompute, "_reserve", full)
+    trained(drivetrain, "full", "cached")
+    np.testing.assert_array_equal(points("full"), points("whole"))
+    assert not [*Path("cache").glob("*reference-*")], "nothing of it is left"
+
+
+def test_a_pass_that_fails_leaves_no_file(drivetrain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> None:
+        raise RuntimeError("a cable was pulled")
+
+    monkeypatch.setattr(precompute, "_compute", failing)
+    with pytest.raises(RuntimeError, match="a cable was pulled"):
+        trained(drivetrain, "failed", "cached")
+    assert not [*Path("cache").glob("*reference-*")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ddp", "fsdp", "zero3"])
+def test_ranks_compute_a_part_each_under_another_model(drivetrain: Run, engine: str) -> None:
+    other = f"workload.preference.reference_model={other_model(drivetrain)}"
+    trained(drivetrain, "alone", "copy", other)
+    trained(drivetrain, "together", "cached", other, f"engine={engine}", "processes=2", "micro_batch_size=2")
+    np.testing.assert_allclose(points("together"), points("alone"), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from drivetrain.training.hooks import LoopHooks
 from drivetrain.training.inspect_step import inspected
 from drivetrain.training.loop import train
 from drivetrain.training.progress import Progress
-from drivetrain.training.step_guard import Anomaly, PendingNumbers, Recent, Watch, end_if_stopped
+from drivetrain.training.step_guard import Anomaly, PendingNumbers, Recent, Usual, Watch, end_if_stopped
 from drivetrain.workloads.base import BestMetric
 from drivetrain.workloads.shown import in_words
 from tests.ranks import RankPool
@@ -330,6 +330,17 @@ def test_no_spikes_are_reported_where_they_are_off_nor_for_losses_below_zero() -
     assert not trained(engine_for("single", run, work), run, work, Progress(), 54)
     watch = Watch(config().numerics, False, Recent(losses=[-3.0] * 50, norms=[1.0] * 50), lambda tensor: tensor)
     assert watch._limit(-3.0) == math.inf
+
+
+def test_a_loss_that_crosses_zero_has_no_usual_size() -> None:
+    """As those of rewards: most are 0 but for rounding, to either side."""
+    usual = Usual([])
+    for number in range(200):
+        usual.add(1e-9 * (-1 if number % 3 == 0 else 1))
+    assert usual.median is None
+    for _ in range(200):
+        usual.add(2.0)
+    assert usual.median == 2.0, "those of long ago are forgotten"
 
 
 @pytest.mark.slow

@@ -22,17 +22,21 @@ ROWS = [
 ]
 
 
-def workload(folder: Path, **preference: Any) -> RewardWorkload:
+def workload(folder: Path, packing: bool = True, **preference: Any) -> RewardWorkload:
     path = write_lines(folder / "pairs.jsonl", ROWS)
-    made = config(folder, stage="reward", train=path, template="chatml", evaluation_fraction=0)
+    made = config(folder, stage="reward", train=path, template="chatml", evaluation_fraction=0, packing=packing)
     block = made.preference.model_validate(preference)
     return RewardWorkload(made.model_copy(update={"preference": block}), 0)
 
 
-def test_scores_are_those_of_transformers_classifier_whatever_stands_beside_an_answer(tmp_path: Path) -> None:
-    work = workload(tmp_path, centring=0.01)
+@pytest.mark.parametrize("packing", [True, False])
+def test_scores_are_those_of_transformers_classifier_whatever_stands_beside_an_answer(
+    tmp_path: Path, packing: bool
+) -> None:
+    work = workload(tmp_path, packing, centring=0.01)
     torch.manual_seed(0)
     model = work.build_model()
+    assert work.packs == packing
     model.save_pretrained(tmp_path / "saved")  # type: ignore[operator]
     work.save_assets(model, tmp_path / "saved")
     pairs = [work.train.load(index, 0) for index in range(len(ROWS))]

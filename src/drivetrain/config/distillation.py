@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from drivetrain.config.base import Frozen, doc
-from drivetrain.config.reference import OtherPath, as_block
+from drivetrain.config.reference import OtherModelBlock, as_block
 from drivetrain.errors import Problem
 
 FIELD = "workload.distillation"
@@ -30,7 +30,9 @@ Mixture = Annotated[dict[LossName, Weight], BeforeValidator(_weighted), Field(mi
 
 
 class Distillation(Frozen):
-    teacher: Annotated[OtherPath, BeforeValidator(as_block)] = doc("The teacher: a path, or a block", OtherPath())
+    teacher: Annotated[OtherModelBlock, BeforeValidator(as_block)] = doc(
+        "The teacher: a path, or a block", OtherModelBlock()
+    )
     loss: Mixture | None = doc(
         "The divergence from the teacher: forward_kl, reverse_kl, js (usual); or a mixture {js: 1, sft: 0.5} with the "
         "loss of the data's own tokens",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from drivetrain.config.bad_rows import BadRows
 from drivetrain.config.base import doc
 from drivetrain.config.data_paths import looks_like_hub_id, missing
-from drivetrain.config.distillation import DISTILL, Distillation, distillation_problems
+from drivetrain.config.distillation import DISTILL, TEACHER, Distillation, distillation_problems
 from drivetrain.config.fine_tuning import OF_DISTRIBUTIONS, PLAIN, SFT, FineTuning, fine_tuning_problems
 from drivetrain.config.generation import Generation
 from drivetrain.config.language_data import LanguageData
@@ -18,7 +18,7 @@ from drivetrain.config.language_stages import STAGES, SampleKind, StageName
 from drivetrain.config.machine import Machine
 from drivetrain.config.model_files import beyond_context, lacks_template
 from drivetrain.config.preference import Preference, preference_problems
-from drivetrain.config.reference import ReferenceBlock
+from drivetrain.config.reference import OtherModelBlock, ReferenceBlock
 from drivetrain.config.reinforcement import PPO, Reinforcement, reinforcement_problems
 from drivetrain.config.workload_block import WorkloadBlock
 from drivetrain.errors import Problem
@@ -91,6 +91,13 @@ class LanguageModel(WorkloadBlock):
         return self.reinforcement if self.has_rewards else self.preference
 
     @property
+    def models_beside(self) -> Mapping[str, OtherModelBlock]:
+        """Returns the blocks of other models that the stage reads, by their fields."""
+        if self.stage == DISTILL:
+            return {TEACHER: self.distillation.teacher}
+        return {f"{self.held_to_field}.reference_model": self.held_to.reference_model}
+
+    @property
     def held_to_field(self) -> str:
         return f"workload.{'sft' if self.stage == SFT else 'reinforcement' if self.has_rewards else 'preference'}"
 
@@ -157,7 +164,7 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def is_packed(self) -> bool:
-        return self.has_conversations and STAGES[self.stage].packs and self.data.packing
+        return self.has_conversations and self.data.packing
 
     @property
     def fixed_rows(self) -> bool | Literal["auto"]:
@@ -170,6 +177,10 @@ class LanguageModel(WorkloadBlock):
     @property
     def makes_samples(self) -> bool:
         return self.has_rewards
+
+    @property
+    def samples_made(self) -> float:
+        return self.reinforcement.answers_of(self.stage) / self.reinforcement.updates if self.has_rewards else 1
 
     @property
     def may_fuse_loss(self) -> bool:
@@ -209,16 +220,37 @@ class LanguageModel(WorkloadBlock):
         yield from distillation_problems(self.distillation, self.stage)
         yield from preference_problems(self.preference, self.stage, run.adapter)
         yield from reinforcement_problems(self.reinforcement, self.stage, run.adapter)
+        yield from self._split_problems(run)
+        yield from self._expansion_problems()
         if self.stage == PPO and run.engine.splits_the_head:
             why = "ppo's value head reads hidden states that no rank has as a whole"
             yield Problem("engine.tp", why, "leave tp out, or give stage: grpo")
         if self.generate is not None and self.auto_class != CAUSAL:
             yield Problem("workload.generate", "a model that scores answers makes none", "leave it out")
 
+    def _split_problems(self, run: RunConfig) -> Iterator[Problem]:
+        """Yields a model beside the trained one that tensor ranks would compute with other roundings than one rank
+        does."""
+        for field, other in self.models_beside.items():
+            if other.precision not in (None, "fp32") and run.engine.splits_the_head:
+                why = "the trial step compares split layers with whole ones, and 16 bits of another model blur it"
+                yield Problem(f"{field}.precision", why, "leave it or tp out")
+
+    def _expansion_problems(self) -> Iterator[Problem]:
+        if self.model.add_blocks is None:
+            return
+        field = "workload.model.add_blocks"
+        if self.model.train_last_blocks is not None:
+            yield Problem(field, "the added blocks alone are trained", "leave it or train_last_blocks out")
+        if self.auto_class != CAUSAL:
+            why = f"stage {self.stage} trains its score too, which is new"
+            yield Problem(field, why, "add blocks in stage sft, and start from what it leaves")
+
     def adapter_problems(self) -> Iterator[Problem]:
         yield from super().adapter_problems()
-        if self.model.train_last_blocks is not None:
-            yield Problem("workload.model.train_last_blocks", "adapters freeze all blocks", "leave it or adapter out")
+        for name in ("train_last_blocks", "add_blocks"):
+            if getattr(self.model, name) is not None:
+                yield Problem(f"workload.model.{name}", "adapters freeze all blocks", "leave it or adapter out")
         if self.model.resize_vocabulary:
             why = "the new rows of the embedding would be of no base that the adapter could be loaded on"
             yield Problem("workload.model.resize_vocabulary", why, "resize and save the base first")
@@ -253,10 +285,8 @@ class LanguageModel(WorkloadBlock):
             yield "workload.data.train_on", "the model's own answers are trained on"
         if self._compares_distributions:
             yield "workload.model.fused_loss", "the loss reads whole distributions over the tokens"
-        if not STAGES[self.stage].packs:
-            yield "workload.data.packing", f"stage {self.stage} reads each row's last token"
+        if self.auto_class != CAUSAL:
             yield "workload.model.fused_loss", f"stage {self.stage} has no logits of tokens"
-            yield "workload.model.attention", f"stage {self.stage} takes Transformers' own"
         yield from super().without_effect()
 
     def notices(self, run: RunConfig) -> Iterator[str]:

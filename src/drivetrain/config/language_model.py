@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from drivetrain.config.base import PathOrId, doc
+from drivetrain.config.base import PathOrId, decides_memory, doc
 from drivetrain.config.workload_block import ModelBlock
 
 
@@ -25,6 +25,12 @@ class LanguageModelModel(ModelBlock):
         "Longer contexts: {type: linear, dynamic, yarn or llama3, factor: ...}", None
     )
     train_last_blocks: int | None = doc("Train the last blocks only, so many, and freeze the rest", None, gt=0)
+    add_blocks: int | None = doc(
+        "Add so many blocks, copies without effect at first, and train them alone (LLaMA Pro)",
+        None,
+        gt=0,
+        json_schema_extra=decides_memory,
+    )
     neftune_alpha: float | None = doc("Noise on the embeddings while training (NEFTune); 5 is usual", None, gt=0)
     fused_loss: bool | Literal["auto"] = doc(
         "Compute head and loss in pieces, without ever holding all logits; auto does so where they are many", "auto"

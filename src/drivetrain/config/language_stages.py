@@ -23,7 +23,6 @@ class Stage:
     implementation: str = "drivetrain.workloads.language_model:LanguageModelWorkload"
     llama_factory: str | None = None  # its name in LLaMA-Factory's files
     auto_class: str = "AutoModelForCausalLM"  # the Transformers class that builds its model
-    packs: bool = True  # whether conversations may lie end to end in a row
 
     @property
     def has_conversations(self) -> bool:
@@ -99,7 +98,6 @@ STAGES: dict[str, Stage] = {
             implementation="drivetrain.workloads.reward:RewardWorkload",
             llama_factory="rm",
             auto_class="AutoModelForSequenceClassification",
-            packs=False,  # a score is read at a row's last token
         ),
         Stage(
             "grpo",

@@ -16,9 +16,14 @@ def as_block(given: Any) -> Any:
     return {"path": given} if isinstance(given, str) else given
 
 
-class OtherPath(Frozen):
+class OtherModelBlock(Frozen):
     path: PathOrId | None = doc(
         "Transformers causal language model with the same tokens: a local folder or a hub id",
+        None,
+        json_schema_extra=decides_memory,
+    )
+    precision: Literal["fp32", "bf16", "fp16"] | None = doc(
+        "What it is kept in and computes in; left out, the run's precision decides",
         None,
         json_schema_extra=decides_memory,
     )
@@ -33,8 +38,8 @@ class ReferenceBlock(Frozen):
         "they start without effect, else the copy; none where the loss needs none",
         "auto",
     )
-    reference_model: Annotated[OtherPath, BeforeValidator(as_block)] = doc(
-        "Another model in place of the copy: a path, or a block", OtherPath()
+    reference_model: Annotated[OtherModelBlock, BeforeValidator(as_block)] = doc(
+        "Another model in place of the model as it starts: a path, or a block", OtherModelBlock()
     )
     reference_every: int | None = doc("Let the copy follow the model after so many steps (TR-DPO)", None, gt=0)
     reference_mixing: float = doc("reference_every: share of the model in the copy that follows it", 0.6, gt=0, le=1)
@@ -61,9 +66,14 @@ def reference_problems(block: ReferenceBlock, field: str, adapters: Sequence[Ada
         elif any(adapter.method in PROMPTS or adapter.train_also or adapter.pissa for adapter in adapters):
             why = "virtual tokens, modules trained whole and PiSSA's changed weights cannot be put off"
             yield Problem(f"{field}.reference", why, "give reference: copy")
-    if block.reference_model.path is not None and block.reference != "copy":
+    if block.reference_model.path is not None and block.reference not in ("copy", "cached"):
         why = f"the reference is {block.reference}: it needs no other model"
-        yield Problem(f"{field}.reference_model", why, "leave it out, or give reference: copy")
+        yield Problem(f"{field}.reference_model", why, "leave it out, or give reference: copy or cached")
+    has_other = block.reference_model.path is not None
+    if block.reference_model.precision is not None and (not has_other or block.reference != "copy"):
+        cached = "the reference is cached: it is computed in the run's precision, and gone when training starts"
+        why = cached if block.reference == "cached" else "no other model lies beside the trained one"
+        yield Problem(f"{field}.reference_model.precision", why, "leave it out")
     if block.reference_model.path is not None and block.reference_every is not None:
         why = "another model cannot follow the trained one"
         yield Problem(f"{field}.reference_every", why, "leave it or reference_model out")

@@ -177,12 +177,17 @@ class RunConfig(Frozen):
         return None if self.micro_batch_size == "auto" else self.micro_batch_size
 
     @property
+    def step_samples(self) -> int:
+        """Returns the samples that a step learns from: those of the global batch, or those that the model makes."""
+        return math.ceil(self.global_batch * self.workload.samples_made)
+
+    @property
     def micro_batch(self) -> int:
         """The number of samples that one process runs forward at once in training; with dp, over all its replicas."""
         replicas = self.devices // self.world_size
         if self.micro_batch_limit is not None:
             return self.micro_batch_limit * replicas
-        return math.ceil(self.global_batch / self._pieces)
+        return math.ceil(self.step_samples / self._pieces)
 
     @property
     def _pieces(self) -> int:

@@ -229,6 +229,11 @@ class WorkloadBlock(Frozen):
         return False
 
     @property
+    def samples_made(self) -> float:
+        """The number of samples that one of the data gives a step: other than 1 where the model makes its samples."""
+        return 1
+
+    @property
     def may_fuse_loss(self) -> bool:
         """Whether head and loss may be computed in one operation."""
         return False

@@ -146,7 +146,7 @@ class AccelerateDeepspeed(DeepspeedEngine):
     def _made(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Any:
         from accelerate.utils import DeepSpeedPlugin
 
-        plugin = DeepSpeedPlugin(hf_ds_config=self._json(model))
+        plugin = DeepSpeedPlugin(hf_ds_config=self._json(model, self._options.precision))
         made = accelerator(self._device, self._ranks.world, as_gpus=True, deepspeed_plugin=plugin)
         engine = made.prepare(model) if optimizer is None else made.prepare(model, optimizer)[0]
         plugin.dschf = None  # as long as it lives Transformers builds models in pieces, those of a later engine too

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from drivetrain.config.precision import PRECISIONS, Precision
 from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.auxiliary import AuxiliaryModels, Companion, follow
@@ -97,9 +98,8 @@ class AutogradEngine(ModelHolder):
         self._auxiliary = AuxiliaryModels(self._workload, model, dtype(self._options.precision.parameters))
         return model
 
-    def _wrap_auxiliary(self, model: nn.Module) -> Callable[..., Any]:
+    def _wrap_auxiliary(self, model: nn.Module, precision: Precision) -> Callable[..., Any]:
         """Returns the module that runs a frozen or moved model, which lies where it was built."""
-        precision = self._options.precision
         return model.to(self._device, dtype(precision.compute if precision.cast else precision.parameters))
 
     def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
@@ -129,7 +129,9 @@ class AutogradEngine(ModelHolder):
             for group in self._optimizer.param_groups:
                 group["peak_lr"] = copy.deepcopy(group["lr"])  # torchao's is a tensor
         for companion in self._auxiliary.companions.values():
-            companion.forward = self._wrap_auxiliary(companion.model)
+            own = companion.settings.precision
+            precision = self._options.precision if own is None else PRECISIONS[own]
+            companion.forward = self._wrap_auxiliary(companion.model, precision)
         self.auxiliary = self._auxiliary.callables
         self._check_engaged()
         self.statistics = Statistics(self._model)

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from drivetrain.config.precision import PRECISIONS
 from drivetrain.engines.state import local_part
 from drivetrain.errors import problem
 from drivetrain.models.adapters import KEPT
+from drivetrain.numerics.torch_precision import dtype as torch_dtype
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.loss_contract import Auxiliary
 
@@ -68,7 +70,11 @@ class Companion:
 
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
+        if self.settings.precision is None:
+            return self.forward(*args, **kwargs)
+        device = next(self.model.parameters()).device.type
+        with torch.autocast(device, enabled=False):  # of the trained model: this one computes in what it is kept in
+            return self.forward(*args, **kwargs)
 
 
 class AuxiliaryModels:
@@ -80,7 +86,8 @@ class AuxiliaryModels:
         self.companions: dict[str, Companion] = {}
         heads = {}
         for name, each in workload.auxiliary.items():
-            made = copy.deepcopy(model) if each.build is None else workload.build_auxiliary(name).to(dtype)
+            kept = dtype if each.precision is None else torch_dtype(PRECISIONS[each.precision].parameters)
+            made = copy.deepcopy(model) if each.build is None else workload.build_auxiliary(name).to(kept)
             if each.role == "trained":
                 heads[name] = made
                 continue

@@ -214,17 +214,17 @@ class FsdpEngine(AutogradEngine):
             return self._with_auxiliary(workload.build_model()).to(dtype(self._options.precision.parameters))
 
     def _wrap(self, model: nn.Module) -> nn.Module:
-        return self._sharded(model, self._config)
+        return self._sharded(model, self._config, self._options.precision)
 
-    def _wrap_auxiliary(self, model: nn.Module) -> nn.Module:
+    def _wrap_auxiliary(self, model: nn.Module, precision: Precision) -> nn.Module:
         """Wraps an auxiliary model, sharded by its own blocks, whatever the trained model's classes."""
-        return FsdpEngine._sharded(self, model, self._config.model_copy(update={"wrap": "block"}))
+        return FsdpEngine._sharded(self, model, self._config.model_copy(update={"wrap": "block"}), precision)
 
-    def _sharded(self, model: nn.Module, options: config.FsdpEngine) -> nn.Module:
+    def _sharded(self, model: nn.Module, options: config.FsdpEngine, precision: Precision) -> nn.Module:
         mesh = fsdp_mesh(self._device.type, self._ranks.world, options)
         whole = dict(model.state_dict()) if self._config.meta else None
         buffers = [buffer.clone() for buffer in model.buffers()] if self._config.meta else []
-        wrap_fsdp(model, mesh, options, self._options.precision)
+        wrap_fsdp(model, mesh, options, precision)
         if whole is not None:
             self._fill(model, whole, buffers)
         return model

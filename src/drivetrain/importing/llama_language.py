@@ -51,7 +51,8 @@ def unwritten(given: KeyReader) -> Unwritten | None:
     if lacking is not None:
         return Unwritten(lacking[0], "refused", lacking[1], alters=True)
     if given.switch("use_llama_pro"):
-        return Unwritten("use_llama_pro", "later", "blocks that are added (LLaMA Pro)", alters=True)
+        why = "that model has its added blocks already (LLaMA Pro): give the one before, and workload.model.add_blocks"
+        return Unwritten("use_llama_pro", "refused", why, alters=True)
     if method == "freeze" and given.count("freeze_trainable_layers", 2) <= 0:
         why = "the last blocks can be trained alone, not the first"
         return Unwritten("freeze_trainable_layers", "refused", why, alters=True)

@@ -42,6 +42,15 @@ def preferences(given: KeyReader) -> None:
 
 
 def _of_pairs(given: KeyReader) -> None:
+    if of_pairs(given) in LOSSES:
+        reference(given)
+    else:
+        given.off(*OF_REFERENCE, why="the loss has no reference")
+    given.off(*OF_LABELS, why=NOT_ITS)
+
+
+def of_pairs(given: KeyReader) -> str:
+    """Translates the loss over pairs and its settings; returns its name there."""
     loss = given.word("pref_loss", "sigmoid")
     if loss not in (*LOSSES, ORPO, SIMPO):
         raise problem(f"{given.prefix}pref_loss", f"{loss} was given", f"give {', '.join((*LOSSES, ORPO, SIMPO))}")
@@ -57,11 +66,7 @@ def _of_pairs(given: KeyReader) -> None:
     given.off(*(key for key in ("pref_ftx", "pref_bco_weight") if key not in _noted(given)))
     given.set("pref_loss", f"{FIELD}.loss", mixture if len(mixture) > 1 else loss, why)
     _settings(given, loss)
-    if loss in LOSSES:
-        reference(given)
-    else:
-        given.off(*OF_REFERENCE, why=f"{loss} has no reference")
-    given.off(*OF_LABELS, why=NOT_ITS)
+    return loss
 
 
 def _settings(given: KeyReader, loss: str) -> None:
@@ -74,7 +79,8 @@ def _settings(given: KeyReader, loss: str) -> None:
     if loss == SIMPO:
         given.set("simpo_gamma", f"{FIELD}.gamma", given.number("simpo_gamma", 0.5))
     if given.has("ld_alpha") and loss in LOSSES:
-        given.set("ld_alpha", f"{FIELD}.ld_alpha", given.number("ld_alpha", 1.0))
+        why = "the reference's tokens are weighed too, as in the paper; there the model's alone"
+        given.set("ld_alpha", f"{FIELD}.ld_alpha", given.number("ld_alpha", 1.0), why)
     given.off(
         *(key for key in ("dpo_label_smoothing", "simpo_gamma", "ld_alpha") if key not in _noted(given)),
         why=f"the loss {loss} does not read it, or it is off",

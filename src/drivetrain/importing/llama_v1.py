@@ -1,7 +1,7 @@
 """Translates a LLaMA-Factory v1 YAML, whose keys and defaults are not those of version 0.
 
 Keys: the argument classes and trainers of LLaMA-Factory's src/llamafactory/v1 (config/, core/, plugins/). The stage
-(sft, dpo, rm) is a word of its command line, so that a file is read as sft unless its data show another one.
+(sft, dpo, rm) is a word of its command line: here the data show it, and the model's class.
 """
 
 from __future__ import annotations
@@ -167,11 +167,9 @@ def _running(given: KeyReader) -> None:
         given.set("batching_workers", "loader.workers", given.count("batching_workers", 16))
 
 
-_OF_DPO = fated("unneeded", "it is of dpo, which its command line selects; the run is sft")
 _CHAT = fated("unneeded", "it is for LLaMA-Factory's own chat")
 
 KEYS: dict[str, Handler] = {
-    **dict.fromkeys(("pref_loss", "pref_beta", "pref_ftx", "simpo_gamma", "dpo_label_smoothing", "ld_alpha"), _OF_DPO),
     **dict.fromkeys(("sample_backend", "max_new_tokens"), _CHAT),
     **dict.fromkeys(("dp_size", "mp_replicate_size", "mp_shard_size"), fated("unneeded", SIZES)),
     "cp_size": if_on(fated("unneeded", "each rank has sequences of its own")),

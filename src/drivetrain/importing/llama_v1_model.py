@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.config.files import read_yaml
+from drivetrain.config.fine_tuning import SFT
+from drivetrain.config.preference import DPO, REWARD
 from drivetrain.config.translation import Fate, Handler, fated, if_on, lost
 from drivetrain.errors import UserError
+from drivetrain.importing import llama_preferences
 from drivetrain.importing.key_reader import KeyReader
 from drivetrain.importing.llama_adapter import FORMATS, WEIGHTS_ALONE, plain
 from drivetrain.importing.llama_language import DATA, Unwritten
@@ -19,10 +22,13 @@ from drivetrain.importing.llama_model import OWN_CLASSES
 from drivetrain.importing.llama_weights import CUTOFF, MODEL, names_of
 
 KERNELS = {"eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash"}
-FORMS = {"alpaca": "alpaca", "sharegpt": "sharegpt"}
+FORMS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "pair": "trl"}
 OWN_ROWS = "rows there are messages of typed parts, which nothing here reads: name a YAML whose sets have a converter"
 FREEZE = "freeze_trainable_layers"
-PAIRS = "preferences are read from the former layout (stage: dpo, kto, rm) alone"
+PAIR = "pair"  # the converter of preferences: lists of messages as the columns chosen and rejected
+CLASSES = {"llm": "a language model", "cls": "a reward model"}
+OF_DPO = ("pref_loss", "pref_beta", "pref_ftx", "simpo_gamma", "dpo_label_smoothing", "ld_alpha")
+EARLIER = "earlier replies that both sides have are not trained; there they count on both sides"
 
 
 def workload(given: KeyReader) -> None:
@@ -31,11 +37,35 @@ def workload(given: KeyReader) -> None:
     if why is not None:
         _without(given, why)
         return
-    given.found.translation.settings |= {"workload.type": "language_model", "workload.stage": "sft"}
+    stage = _stage(given)
+    given.found.translation.settings |= {"workload.type": "language_model", "workload.stage": stage}
     _model(given)
     _trained(given)
     _quantised(given)
     _data(given)
+    _preferences(given, stage)
+
+
+def _stage(given: KeyReader) -> str:
+    """Returns the training stage that the data and the model's class show: the command line's word is not in a file."""
+    if not _has_pairs(_sets(given, str(given.take("train_dataset"))) or {}):
+        return SFT
+    return REWARD if given.word("model_class", "llm") == "cls" else llama_preferences.stage_of(given, DPO)
+
+
+def _has_pairs(sets: Mapping[str, Any]) -> bool:
+    return any(isinstance(block, Mapping) and block.get("converter") == PAIR for block in sets.values())
+
+
+def _preferences(given: KeyReader, stage: str) -> None:
+    if stage in (SFT, REWARD):
+        given.off(*OF_DPO, why=f"it is of dpo, and the data show {stage}")
+        return
+    llama_preferences.of_pairs(given)
+    given.set("pref_beta", f"{llama_preferences.FIELD}.beta", given.number("pref_beta", llama_preferences.BETA))
+    trains_on = bool(given.take("peft_config")) and names_of(given.block("peft_config"), "adapter_name_or_path")
+    if stage == DPO and trains_on:  # not the model with the old adapter
+        given.found.translation.settings[f"{llama_preferences.FIELD}.reference"] = "adapters_off"
 
 
 # --- what cannot be had ----------------------------------------------------------------------------------------------
@@ -43,8 +73,11 @@ def workload(given: KeyReader) -> None:
 
 def _unwritten(given: KeyReader) -> Unwritten | None:
     kind = given.word("model_class", "llm")
-    if kind != "llm":
-        return Unwritten("model_class", "refused", f"{kind}: {PAIRS}", alters=True)
+    if kind not in CLASSES:
+        return Unwritten("model_class", "refused", f"{kind}: there are {', '.join(CLASSES)}", alters=True)
+    sets = _sets(given, str(given.take("train_dataset", "")))
+    if kind == "cls" and sets is not None and not _has_pairs(sets):
+        return Unwritten("model_class", "refused", "a reward model learns from pairs: converter: pair", alters=True)
     return _method(given) or _without_data(given)
 
 
@@ -75,13 +108,13 @@ def _without_data(given: KeyReader) -> Unwritten | None:
         return Unwritten("train_dataset", "refused", why)
     for name, block in sets.items():
         form = block.get("converter") if isinstance(block, Mapping) else None
-        if form == "pair":
-            return Unwritten("train_dataset", "refused", f"{name} holds pairs: {PAIRS}", alters=True)
         if form not in FORMS or not isinstance(block.get("path"), str):
             return Unwritten("train_dataset", "refused", f"{name}: {OWN_ROWS}")
         if block.get("weight") is not None:
             why = f"{name}: weight there draws rows anew, as many times as there are; give samples"
             return Unwritten("train_dataset", "refused", why, alters=True)
+    if len({block["converter"] == PAIR for block in sets.values()}) > 1:
+        return Unwritten("train_dataset", "refused", "some sets hold pairs and some do not", alters=True)
     return None
 
 
@@ -114,7 +147,7 @@ def _without(given: KeyReader, why: Unwritten) -> None:
 
 def _model(given: KeyReader) -> None:
     given.set("model", f"{MODEL}.path", str(given.take("model")))
-    given.off("model_class", why="it is a language model")
+    given.off("model_class", why=f"it is {CLASSES[given.word('model_class', 'llm')]}")
     kernel = given.word("flash_attn", "sdpa")
     if kernel in KERNELS:
         given.set("flash_attn", f"{MODEL}.attention", KERNELS[kernel])
@@ -220,6 +253,7 @@ def _data(given: KeyReader) -> None:
     why = "a conversation is one sample with all its replies, there one for each reply; " * any(
         block["converter"] == "sharegpt" for block in sets.values()
     )
+    why += f"{EARLIER}; " * _has_pairs(sets)
     why += "rows of a share are drawn once, there again and again" * any("size" in block for block in sets.values())
     given.set("train_dataset", f"{DATA}.train", list(map(_set, sets.values())), why.removesuffix("; "))
     given.found.translation.settings[f"{DATA}.evaluation_fraction"] = 0.0  # nothing is held out there
@@ -244,7 +278,7 @@ KEYS: dict[str, Handler] = {
 }
 TOGETHER = (
     *("model", "model_class", "flash_attn", "peft_config", "quant_config", "train_dataset", "eval_dataset"),
-    "cutoff_len",
+    *("cutoff_len", *OF_DPO),
 )
 # that no other software has
 OWN = (

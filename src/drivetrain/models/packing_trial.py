@@ -52,8 +52,8 @@ def why_not(
 
 @torch.no_grad()
 def tried(model: nn.Module, together: bool) -> Tensor | Exception | None:
-    """Returns logits of two sequences in one row, or each in its own: (7, vocabulary). None for a model without
-    weights."""
+    """Returns logits of two sequences in one row, or each in its own: (7, vocabulary); of a model without a head its
+    hidden states. None for a model without weights."""
     device = next(model.parameters()).device
     if device.type == "meta":
         return None
@@ -84,5 +84,6 @@ def _window_missed(model: nn.Module, windows: Windows) -> bool:
 
 def _logits(model: nn.Module, tokens: Tensor, positions: Tensor) -> Tensor:
     extra = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-    given: Tensor = model(input_ids=tokens[None], position_ids=positions[None], **extra).logits
-    return given[0].float()
+    given = model(input_ids=tokens[None], position_ids=positions[None], **extra)
+    logits: Tensor | None = getattr(given, "logits", None)  # a model without a head has none
+    return (given.last_hidden_state if logits is None else logits)[0].float()

@@ -39,7 +39,7 @@ def circumstances(run: RunConfig, cluster: Cluster, compiles: bool = False, data
 
 def micro_batches(run: RunConfig) -> int:
     """Returns the micro-batches of a rank in a step."""
-    share = -(-run.global_batch // run.data_parallel_size)
+    share = -(-run.step_samples // run.data_parallel_size)
     return max(1, -(-share // (run.micro_batch_limit or -(-run.micro_batch // (run.devices // run.world_size)))))
 
 

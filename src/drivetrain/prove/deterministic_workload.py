@@ -93,6 +93,11 @@ class Stilled(Workload):
     def precomputed(self, training: bool) -> Sequence[Precomputed]:
         return self._inner.precomputed(training)
 
+    @property
+    def computed_beside(self) -> Workload | None:
+        other = self._inner.computed_beside
+        return None if other is None else Stilled(other, self.train, self.evaluation)
+
     def outputs_in(self, model: nn.Module, batch: Batch, context: LossContext) -> Outputs:
         return self._inner.outputs_in(model, batch, context)
 

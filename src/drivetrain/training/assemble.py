@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -21,7 +22,7 @@ from drivetrain.optim.optimizers import OptimizerFactory, optimizer_factory
 from drivetrain.runtime.hardware import torch_device
 from drivetrain.training.auto_settings import Compiling, compiling, keeps_freed_memory, rows_of
 from drivetrain.training.model_memory import counted, refuse_too_large
-from drivetrain.training.precompute import precompute
+from drivetrain.training.precompute import precompute, precompute_beside
 from drivetrain.training.workload_rules import check_workload, metric_direction_of_file
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.build import build_workload
@@ -117,14 +118,23 @@ def _engine(
         offload_activations=run.offload_activations and build_optimizer is not None,
         traced=traced,
     )
+    sizes = run.evaluation_batch, run.precision_spec.name, build_optimizer is not None
+
+    def alone(other: Workload) -> Engine:
+        plain = replace(options, recompute=False, compile=False, offload_activations=False)
+        engine = build_engine(run.engine, plain, ranks)
+        engine.setup(other, None)
+        return engine
+
+    if not traced:
+        precompute_beside(workload, alone, ranks, *sizes)
     engine = build_engine(run.engine, options, ranks)
     seed_everything(run.seed)  # the model's start does not depend on what reading the data drew
     engine.setup(workload, build_optimizer)
     if machine.device == "cpu" and not traced and keeps_freed_memory(run, machine):
         keep_freed_blocks()  # not before: what loading frees is of other sizes than what training takes
     if not traced:
-        sizes = run.evaluation_batch, run.precision_spec.name
-        precompute(workload, engine, ranks, *sizes, training=build_optimizer is not None)
+        precompute(workload, engine, ranks, *sizes)
     if engine.random_stream:
         seed_rank(run.seed, engine.random_stream)
     return engine

@@ -57,11 +57,11 @@ class Tried:
 
 
 def sizes(config: RunConfig) -> list[int]:
-    """Returns the numbers of samples that cut a device's share of a global batch into pieces of near-equal size,
+    """Returns the numbers of samples that cut a device's share of a step into pieces of near-equal size,
     ascending.
 
     A pipeline's stages need a piece each.
     """
     pieces = config.engine.stages
-    share = math.ceil(config.global_batch / config.data_parallel_size)
+    share = math.ceil(config.step_samples / config.data_parallel_size)
     return sorted({math.ceil(share / count) for count in range(min(pieces, share), share + 1)})

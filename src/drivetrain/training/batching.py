@@ -21,7 +21,7 @@ from drivetrain.runtime.journal import Journal
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.runtime.store_cache import with_addresses
 from drivetrain.tracking.events import Event, RolledOut, Warned
-from drivetrain.training.auto_settings import MICRO_BATCH_TOKENS, rows_of
+from drivetrain.training.auto_settings import MICRO_BATCH_TOKENS, packed_tokens, rows_of
 from drivetrain.training.hooks import uncut
 from drivetrain.training.progress import Progress
 from drivetrain.training.windows import windows_of
@@ -45,7 +45,7 @@ def slice_of(config: RunConfig, machine: Machine, workload: Workload, data_rank:
             np.asarray(workload.lengths),
             MICRO_BATCH_TOKENS[machine.device],
             workload.packs,
-            config.micro_batch_tokens,
+            packed_tokens(config, machine, workload.packs),
             workload.rows if workload.packs else None,
         )
     return Slice(data_rank, data_world, config.micro_batch, lengths)

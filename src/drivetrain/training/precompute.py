@@ -1,9 +1,16 @@
-"""Computes what samples carry of the model as it starts: once, kept in files that later runs and resumes read."""
+"""Computes what samples carry of a model as it starts: once, kept in files that later runs and resumes read.
+
+Numbers are written as they come, by one rank of each machine, into a file that all its ranks map in the end: none of
+them holds more than the batches under way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+import gc
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -33,40 +40,70 @@ def precompute(
         key = next(known for known in ranks.all_gather(each.key) if known is not None)
         file = each.folder / f"reference-{digest([key, precision])}.npy"
         shape = len(each.samples), each.width
+        kept = None
         if not all(ranks.all_gather(_read(file, shape) is not None)):
-            values = _computed(each, workload, engine, ranks, batch_size)
-            ranks.on_first(lambda file=file, values=values: _write(file, values))  # type: ignore[misc]
-            found = _read(file, shape)
-            each.take(values if found is None else found)  # a machine that does not see the first one's folder
-            continue
-        known = _read(file, shape)
-        assert known is not None
-        each.take(known)
+            with _kept(file, shape, ranks) as kept:
+                _compute(each, kept, workload, engine, ranks, batch_size)
+        found = _read(file, shape)
+        if not all(ranks.all_gather(found is not None)):  # a disk refused, and the first rank holds them
+            held = kept if found is None else found
+            sent: np.ndarray = ranks.on_first(lambda held=held: np.array(held))  # type: ignore[misc]
+            found = sent if found is None else found
+        assert found is not None
+        each.take(found)
 
 
-def _computed(
-    each: Precomputed, workload: Workload, engine: Engine, ranks: Communicator, batch_size: int
-) -> np.ndarray:
-    """Returns (N, width) fp32, the same on all ranks, each of which runs a part of the samples."""
+def precompute_beside(
+    workload: Workload,
+    build: Callable[[Workload], Engine],
+    ranks: Communicator,
+    batch_size: int,
+    precision: str,
+    training: bool,
+) -> None:
+    """Computes what samples carry of another model than the one that is trained, before that one is built. The other
+    model is let go of afterwards.
+
+    build: returns the engine of a workload that is only evaluated.
+    """
+    other = workload.computed_beside
+    if other is None:
+        return
+    engine = build(other)
+    precompute(other, engine, ranks, batch_size, precision, training)
+    engine.close()
+    del engine, other
+    gc.collect()  # a wrapped model is a cycle: its memory must be free before the next one is built
+
+
+def _compute(
+    each: Precomputed,
+    kept: np.ndarray | None,
+    workload: Workload,
+    engine: Engine,
+    ranks: Communicator,
+    batch_size: int,
+) -> None:
+    """Fills `kept`, (N, width) fp32, on the ranks that have it. Each rank runs a part of the samples."""
 
     def work(model: nn.Module, batch: Batch, context: LossContext) -> Sequence[Tensor]:
         del context
         return [*each.work(model, batch).float().cpu()]
 
     passes = Passes(engine, workload, ranks, batch_size)
-    values = np.empty((len(each.samples), each.width), dtype=np.float32)
     rows, workload.rows = workload.rows, None  # packed rows are as long as their samples
+    count = len(each.samples)
     try:
         step = AT_ONCE * batch_size * engine.data_world
-        for start in range(0, len(values), step):
-            numbers = range(start, min(start + step, len(values)))
+        for start in range(0, count, step):
+            numbers = range(start, min(start + step, count))
             mine = [*numbers[engine.data_rank :: engine.data_world]]
             found = passes.each([each.samples.load(number, 0) for number in mine], work)
             for places, results in passes.of_data_ranks((mine, [row.tolist() for row in found])):
-                values[places] = np.asarray(results, dtype=np.float32).reshape(-1, each.width)
+                if kept is not None:
+                    kept[places] = np.asarray(results, dtype=np.float32).reshape(-1, each.width)
     finally:
         workload.rows = rows
-    return values
 
 
 def _read(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
@@ -78,10 +115,41 @@ def _read(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
     return found if found.shape == shape and found.dtype == np.float32 and bool(np.isfinite(found).all()) else None
 
 
-def _write(file: Path, values: np.ndarray) -> None:
-    """Writes aside, then renames. A disk that refuses is no loss: the numbers are made again next time."""
-    with suppress(OSError):
+@contextmanager
+def _kept(file: Path, shape: tuple[int, int], ranks: Communicator) -> Iterator[np.ndarray | None]:
+    """Yields, on the first rank of each machine, an array to fill, which is the file at the end; None on the others.
+    After an error nothing is left of it.
+
+    A disk that refuses is no loss: the array is in memory then, and the numbers are made again next time.
+    """
+    if ranks.all_gather(socket.gethostname()).index(socket.gethostname()) != ranks.rank:
+        yield None
+        return
+    with ExitStack() as opened:
+        values = _mapped(file, shape, opened)
+        yield np.empty(shape, dtype=np.float32) if values is None else values
+        with suppress(OSError):
+            opened.close()
+            keep_below_bound(file.parent)
+
+
+def _mapped(file: Path, shape: tuple[int, int], opened: ExitStack) -> np.ndarray | None:
+    """Returns an array that is written to a file beside `file`, which takes its place when `opened` is left; None if
+    the disk has no room for it."""
+    try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as aside, aside.open("wb") as opened:
-            np.save(opened, values)
-    keep_below_bound(file.parent)
+        with ExitStack() as trying:
+            aside = trying.enter_context(replacing(file))
+            values: np.ndarray = np.lib.format.open_memmap(aside, mode="w+", dtype=np.float32, shape=shape)
+            _reserve(aside)
+            opened.push(trying.pop_all())
+            return values
+    except OSError:
+        return None
+
+
+def _reserve(file: Path) -> None:
+    """Takes the whole file's room on the disk now: writing to a mapped file that finds none would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        with file.open("r+b") as opened:
+            os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)

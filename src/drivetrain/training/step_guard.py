@@ -57,9 +57,10 @@ class Usual:
 
     @property
     def median(self) -> float | None:
-        """The median; None until there are enough values."""
+        """The median; None until there are enough values, and where some are negative: a loss that crosses 0, as those
+        of rewards do, has no usual size."""
         middle, odd = divmod(len(self._sorted), 2)
-        if len(self._sorted) < LEAST:
+        if len(self._sorted) < LEAST or self._sorted[0] < 0:
             return None
         return self._sorted[middle] if odd else (self._sorted[middle - 1] + self._sorted[middle]) / 2
 
@@ -224,7 +225,7 @@ class Watch:
 
 
 def limit(value: float | None, factor: float | None) -> float:
-    """Returns the value above which a number spikes. There is none for losses that may be negative."""
+    """Returns the value above which a number spikes; infinity where nothing is known of its usual size."""
     return math.inf if factor is None or value is None or value <= 0 else factor * value
 
 

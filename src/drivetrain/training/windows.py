@@ -60,7 +60,8 @@ def _made_windows(
     made: Callable[[int], None],
 ) -> Iterator[Window]:
     updates, uses, ranks = workload.updates_per_batch, workload.steps_per_batch, Communicator()
-    passes = Passes(engine, workload, ranks, mine.micro_batch_size, journal)
+    at_once = mine.micro_batch_size * (updates if run.micro_batch_limit is None else 1)  # of all updates
+    passes = Passes(engine, workload, ranks, at_once, journal)
     for step in steps:
         first = step - step % uses
         if workload.made_at != first:

@@ -3,6 +3,7 @@ under the reference that it is held to."""
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from drivetrain.data.language.samples import JoinedSamples, samples_digest, with
 from drivetrain.models.adapters_off import adapters_off
 from drivetrain.models.digest import digest, digest_of
 from drivetrain.models.language_head import places_of_targets
-from drivetrain.workloads.base import Batch
+from drivetrain.workloads.base import Batch, Workload
 from drivetrain.workloads.language_model import LanguageModelWorkload
 from drivetrain.workloads.loss_contract import Auxiliary, LossContext, Precomputed
 from drivetrain.workloads.other_model import OtherModel
@@ -32,9 +33,9 @@ CARRIED = "reference_logps"  # a batch's tensor of them, (B, 2)
 class AgainstReference(LanguageModelWorkload):
     def __init__(self, config: LanguageModel, seed: int) -> None:
         super().__init__(config, seed)
-        self._held_to, path = config.held_to, config.held_to.reference_model.path
+        self._held_to, given = config.held_to, config.held_to.reference_model
         field = f"{config.held_to_field}.reference_model"
-        self._other = None if path is None else OtherModel(path, field, config, self._reader)
+        self._other = None if given.path is None else OtherModel(given, field, config, self._reader)
 
     @property
     def by_position(self) -> Mapping[str, int | None]:
@@ -47,7 +48,7 @@ class AgainstReference(LanguageModelWorkload):
             return {}
         other = self._other
         if other is not None:
-            return {REFERENCE: Auxiliary("frozen", lambda: other.build(self._packs, lambda: self.rows), other.path)}
+            return {REFERENCE: other.beside(lambda: other.build(self._packs, lambda: self.rows))}
         every = self._held_to.reference_every
         if every is None:
             return {REFERENCE: Auxiliary("frozen")}
@@ -64,8 +65,10 @@ class AgainstReference(LanguageModelWorkload):
                 case "adapters_off":
                     with adapters_off(model):
                         yield model
-                case _:
+                case "none":
                     yield None
+                case other:  # auto, which a resolved run has no longer: a uniform reference would train something else
+                    raise AssertionError(f"no reference is chosen: {other}")
 
     @contextmanager
     def _read_as(self, other: OtherModel | None) -> Iterator[None]:
@@ -95,9 +98,15 @@ class FromPreferences(AgainstReference):
         self._settings, self._beta = config.preference, config.preference.beta_of(config.stage)
         self._losses = config.preference.losses(config.stage)
         self._weights: str | None = None  # digest of the model that was built last; None without its numbers
+        self._is_other = False  # whether the model is the reference's own
 
     def build_model(self) -> nn.Module:
-        model = super().build_model()
+        if self._is_other:
+            assert self._other is not None
+            model = self._other.build(self._packs, lambda: self.rows)
+            self._head, self._inputs = self._other.head, self._other.inputs
+        else:
+            model = super().build_model()
         self._weights = digest_of(model) if self._caches else None
         return model
 
@@ -107,9 +116,19 @@ class FromPreferences(AgainstReference):
     def _caches(self) -> bool:
         return self._held_to.reference == "cached"
 
+    @property
+    def computed_beside(self) -> Workload | None:
+        """Returns this workload with the other model in place of its own, where that one is the reference."""
+        if not self._caches or self._other is None:
+            return None
+        beside = copy.copy(self)  # of the same samples, which then carry what is computed
+        beside._is_other, beside.adapters, beside.fake_quantiser = True, None, None
+        return beside
+
     def precomputed(self, training: bool) -> Sequence[Precomputed]:
-        """Returns the log-probabilities of both answers of each sample under the model as it starts."""
-        if not self._caches:
+        """Returns the log-probabilities of both answers of each sample under the model as it starts, or under the
+        other one that it is compared with."""
+        if not self._caches or (self._other is not None and not self._is_other):
             return ()
         data = [each for each in (self.train if training else None, self.evaluation) if each is not None]
         folder = self._config.data.cache or default_root()

@@ -161,6 +161,12 @@ class Workload(ABC):
         del training
         return ()
 
+    @property
+    def computed_beside(self) -> Workload | None:
+        """Returns this workload with another model, whose `precomputed` numbers these samples carry; None if there is
+        none. It is evaluated before this one's model is built."""
+        return None
+
     def outputs_in(self, model: nn.Module, batch: Batch, context: LossContext) -> Outputs:
         """Runs one evaluation forward that may use auxiliary models; there are no statistics."""
         del context

@@ -29,14 +29,13 @@ class DistillationWorkload(LanguageModelWorkload):
         block = config.distillation
         self._losses = block.losses
         self._measures = {name: Divergence(name, block.beta, block.temperature) for name in block.divergences}  # type: ignore[arg-type]
-        assert block.teacher.path is not None
-        self._other = OtherModel(block.teacher.path, TEACHER, config, self._reader)
+        self._other = OtherModel(block.teacher, TEACHER, config, self._reader)
 
     # --- the teacher --------------------------------------------------------------------------------------------------
 
     @property
     def auxiliary(self) -> Mapping[str, Auxiliary]:
-        return {NAME: Auxiliary("frozen", lambda: self._other.build(self._packs, lambda: self.rows), self._other.path)}
+        return {NAME: self._other.beside(lambda: self._other.build(self._packs, lambda: self.rows))}
 
     @property
     def by_position(self) -> Mapping[str, int | None]:

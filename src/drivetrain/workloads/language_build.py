@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from drivetrain.config.language import LanguageModel
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.models.adapters import AdapterSet
+from drivetrain.models.block_expansion import add_blocks
 from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.models.language_head import TargetHead
 from drivetrain.models.language_options import (
@@ -87,6 +88,9 @@ def build_language_model(
     )
     virtual = 0 if adapters is None else adapters.positions
     fit_vocabulary(model, config, reader, notes, virtual, field)
+    if options.add_blocks is not None:
+        trained = add_blocks(model, options.add_blocks)
+        notes.append(f"{trained:,} parameters are trained, those of {options.add_blocks} added blocks")
     if options.train_last_blocks is not None:
         trained = freeze_all_but_last(model, options.train_last_blocks)
         notes.append(f"{trained:,} parameters are trained, those of the last {options.train_last_blocks} blocks")

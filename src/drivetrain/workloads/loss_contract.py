@@ -39,6 +39,7 @@ class Auxiliary:
     source: str = "the model as it starts"
     every: int = 1
     mixing: float = 1.0
+    precision: str | None = None  # a name of PRECISIONS: what it is kept in and computes in; None: as the trained one
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.language_model import LanguageModelModel
+from drivetrain.config.reference import OtherModelBlock
 from drivetrain.data.row_shape import Rows
 from drivetrain.data.tokenised import load_tokenizer
 from drivetrain.errors import problem
 from drivetrain.models.language_head import TargetHead
 from drivetrain.workloads.language_build import Inputs, build_language_model, inputs_of
 from drivetrain.workloads.language_data import LanguageReader
+from drivetrain.workloads.loss_contract import Auxiliary
 
 
 class OtherModel:
@@ -23,10 +25,12 @@ class OtherModel:
     head: TargetHead
     inputs: Inputs
 
-    def __init__(self, path: str, field: str, config: LanguageModel, reader: LanguageReader) -> None:
-        """field: of the model in the run file, without its `.path`. Raises UserError if its tokenizer has other tokens
-        than the trained model's: its distributions would be over these."""
-        self.path, self._field, self._config, self._reader = path, field, config, reader
+    def __init__(self, block: OtherModelBlock, field: str, config: LanguageModel, reader: LanguageReader) -> None:
+        """field: of the block in the run file. Raises UserError if its tokenizer has other tokens than the trained
+        model's: its distributions would be over these."""
+        assert block.path is not None
+        path = self.path = block.path
+        self.precision, self._field, self._config, self._reader = block.precision, field, config, reader
         theirs, own = load_tokenizer(path, f"{field}.path").get_vocab(), reader.tokenizer.get_vocab()
         if theirs == own:
             return
@@ -36,6 +40,10 @@ class OtherModel:
         raise problem(
             f"{field}.path", why, "give a model with the same tokenizer, or workload.model.tokenizer: its own"
         )
+
+    def beside(self, build: Callable[[], nn.Module]) -> Auxiliary:
+        """Returns it as a model beside the trained one. build: calls `build` once that one is built."""
+        return Auxiliary("frozen", build, self.path, precision=self.precision)
 
     def build(self, packs: bool, rows: Callable[[], Rows | None]) -> nn.Module:
         """Builds it in fp32, on the CPU. packs: whether samples of a batch lie end to end; rows: as in `Workload`.

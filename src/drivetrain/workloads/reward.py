@@ -35,7 +35,9 @@ class RewardWorkload(LanguageSamplesWorkload):
         self._pad = padding_of(self._reader.tokenizer)
 
     def build_model(self) -> nn.Module:
-        built = build_reward_model(self._config, self._reader, self._pad, self.adapters, self.fake_quantiser)
+        parts = self.adapters, self.fake_quantiser
+        built = build_reward_model(self._config, self._reader, self._pad, self._packs, *parts)
+        self._packs = built.packed is not None
         for note in built.notes:
             self._reader.warn(note)
         self._extra = built.extra
@@ -47,9 +49,19 @@ class RewardWorkload(LanguageSamplesWorkload):
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def collate(self, samples: Sequence[Pair]) -> Batch:
-        """Returns input_ids (2B, T) int64, chosen and rejected in turns, padded at the end; margins (B,) fp32."""
-        ids = self._padded([side[0] for pair in samples for side in pair.sides])
-        return {"input_ids": ids, "margins": torch.tensor([pair.margin for pair in samples], dtype=torch.float32)}
+        """Returns input_ids (2B, T) int64, chosen and rejected in turns, padded at the end; or, packed, one row of all
+        (1, total), with position_ids that begin again with each, and `ends` (2B,), where each has its last token that
+        is no padding. margins: (B,) fp32."""
+        answers = [side[0] for pair in samples for side in pair.sides]
+        margins = torch.tensor([pair.margin for pair in samples], dtype=torch.float32)
+        if not self._packs:
+            return {"input_ids": self._padded(answers), "margins": margins}
+        lengths = np.array([len(ids) for ids in answers])
+        rows = np.concatenate(answers), np.concatenate([np.arange(length) for length in lengths])
+        ids, positions = (torch.from_numpy(row.astype(np.int64))[None] for row in rows)
+        behind = np.array([np.argmax(ids[::-1] != self._pad) for ids in answers])  # as the classifier itself finds them
+        ends = torch.from_numpy(lengths.cumsum() - 1 - behind)
+        return {"input_ids": ids, "position_ids": positions, "ends": ends, "margins": margins}
 
     def _padded(self, answers: Sequence[np.ndarray]) -> Tensor:
         table = np.full((len(answers), max(map(len, answers))), self._pad, dtype=np.int64)
@@ -63,8 +75,12 @@ class RewardWorkload(LanguageSamplesWorkload):
 
     @property
     def lengths(self) -> Sequence[int] | None:
-        groups = self._config.data.group_by_length and isinstance(self.train, JoinedSamples)
-        return pair_lengths(self.train, False) if groups else None  # type: ignore[arg-type]
+        wanted = self.packs or self._config.data.group_by_length
+        return pair_lengths(self.train, self.packs) if wanted and isinstance(self.train, JoinedSamples) else None
+
+    @property
+    def evaluation_lengths(self) -> Sequence[int] | None:
+        return None if self.evaluation is None or not self.packs else pair_lengths(self.evaluation, True)
 
     # --- the loss -----------------------------------------------------------------------------------------------------
 
@@ -90,7 +106,8 @@ class RewardWorkload(LanguageSamplesWorkload):
 
     def _rewards(self, model: nn.Module, batch: Batch) -> Tensor:
         """Returns (P, 2) fp32: the scores of the chosen and the rejected answers."""
-        scores: Tensor = model(input_ids=batch["input_ids"], **self._extra).logits
+        given = {name: batch[name] for name in ("input_ids", "position_ids", "ends") if name in batch}
+        scores: Tensor = model(**given, **self._extra).logits
         return scores.float().view(-1, 2)
 
     # --- evaluation and prediction ------------------------------------------------------------------------------------

@@ -13,8 +13,10 @@ from drivetrain.errors import problem
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.models.language_options import add_embedding_noise, freeze_all_but_last
+from drivetrain.models.packed_attention import PackedAttention
+from drivetrain.models.packed_scores import use_packed_scores
 from drivetrain.models.transformers_classifiers import build_classifier
-from drivetrain.workloads.language_build import fit_vocabulary
+from drivetrain.workloads.language_build import IMPLEMENTATIONS, fit_vocabulary
 from drivetrain.workloads.language_config import FIELD, config_and_overrides
 from drivetrain.workloads.language_data import LanguageReader
 
@@ -23,9 +25,10 @@ LABELS = ("reward",)
 
 @dataclass(frozen=True)
 class BuiltReward:
-    """extra: further arguments of each forward pass."""
+    """packed: None where each answer has a row of its own. extra: further arguments of each forward pass."""
 
     model: nn.Module
+    packed: PackedAttention | None
     extra: dict[str, Any]
     notes: list[str]
 
@@ -44,6 +47,7 @@ def build_reward_model(
     config: LanguageModel,
     reader: LanguageReader,
     pad: int,
+    packs: bool = False,
     adapters: AdapterSet | None = None,
     fake_quantiser: FakeQuantiser | None = None,
 ) -> BuiltReward:
@@ -73,9 +77,13 @@ def build_reward_model(
         notes.append(f"{trained:,} parameters are trained: the last {options.train_last_blocks} blocks and the score")
     if options.neftune_alpha is not None:
         add_embedding_noise(model, options.neftune_alpha)
+    virtual = adapters is not None and bool(adapters.positions)
+    packed = use_packed_scores(model, options.attention, notes.append) if packs and not virtual else None
+    if packed is None and options.attention != "auto":
+        model.set_attn_implementation(IMPLEMENTATIONS[options.attention])
     accepted = inspect.signature(model.forward).parameters.keys()
     if fake_quantiser is not None:
         fake_quantiser.prepare(model)
     if adapters is not None:
         model = adapters.fit(model)
-    return BuiltReward(model, {"use_cache": False} if "use_cache" in accepted else {}, notes)
+    return BuiltReward(model, packed, {"use_cache": False} if "use_cache" in accepted else {}, notes)

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from drivetrain.config.language_data import LanguageData
 from drivetrain.data.language.chat import ChatTemplate
+from drivetrain.data.language.conversation_formats import read_conversation
 from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.pair_samples import pair_samples
+from drivetrain.data.language.row_schema import RowSchema
 from drivetrain.data.language.samples import PairSamples
 from drivetrain.data.language.sets import bad_row_problems, open_sets, read_set
 from drivetrain.data.language.stored_conversations import StoredConversations
@@ -257,3 +259,26 @@ def test_llama_factorys_demonstration_of_preferences_is_read_by_name(shared_data
     assert [each.why for each in found.bad] == []
     assert [each.rejected[-1].content for each in found.conversations] == [each["rejected"]["value"] for each in raw]
     assert [each.messages[-1].content for each in found.conversations] == [each["chosen"]["value"] for each in raw]
+
+
+def test_pairs_of_llama_factorys_version_1_are_read() -> None:
+    """As its converter takes them, and in its own form, whose columns a run file names."""
+    asked = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "ask"}]
+    sides = {side: [*asked, {"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
+    typed = {
+        f"{side}_messages": [
+            {**each, "content": [{"type": "text", "value": each["content"]}], "loss_weight": float(number == 2)}
+            for number, each in enumerate(messages)
+        ]
+        for side, messages in sides.items()
+    }
+    names = {"chosen": "chosen_messages", "rejected": "rejected_messages"}
+    for row, form in (
+        (sides, RowSchema("trl", ranking=True, pairs=True)),
+        (typed, RowSchema("trl", names, ranking=True, pairs=True)),
+    ):
+        found = read_conversation(row, form, "a row", {})
+        assert [each.content for each in found.messages] == ["Be short.", "ask", "chosen"]
+        assert found.rejected is not None
+        assert found.rejected[-1].content == "rejected"
+        assert [each.trained for each in found.messages] == [False, False, True]

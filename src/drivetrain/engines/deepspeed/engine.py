@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.config import engines as config
+from drivetrain.config.precision import Precision
 from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.shard import Shard
 from drivetrain.engines.autograd import AutogradEngine
@@ -83,17 +84,16 @@ class DeepspeedEngine(AutogradEngine):
 
     def _made(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Any:
         """Returns the DeepSpeedEngine."""
-        engine = wrap_deepspeed(model, optimizer, self._json(model))
+        engine = wrap_deepspeed(model, optimizer, self._json(model, self._options.precision))
         partitions.share_masters(engine.optimizer)
         return engine
 
-    def _wrap_auxiliary(self, model: nn.Module) -> Callable[..., Any]:
+    def _wrap_auxiliary(self, model: nn.Module, precision: Precision) -> Callable[..., Any]:
         """Wraps an auxiliary model: under stage 3 sharded by a DeepSpeedEngine of its own, else whole on every rank."""
         if self._config.stage < 3:
-            return super()._wrap_auxiliary(model)
-        precision = self._options.precision
+            return super()._wrap_auxiliary(model, precision)
         whole = InAutocast(model, lambda: autocast(precision, self._device)) if precision.autocast else model
-        forward: nn.Module = wrap_deepspeed(whole, None, self._json(whole))
+        forward: nn.Module = wrap_deepspeed(whole, None, self._json(whole, precision))
         forward.eval()
         return forward
 
@@ -103,7 +103,7 @@ class DeepspeedEngine(AutogradEngine):
         else:
             partitions.follow(companion.model, self._model, companion.settings.mixing)
 
-    def _json(self, model: nn.Module) -> dict[str, Any]:
+    def _json(self, model: nn.Module, precision: Precision) -> dict[str, Any]:
         for parameter in model.parameters():  # DeepSpeed takes no channels-last filters, not even of one pixel
             held = parameter.data
             parameter.data = held.clone(memory_format=torch.contiguous_format) if held.dim() > 3 else held.contiguous()
@@ -112,7 +112,7 @@ class DeepspeedEngine(AutogradEngine):
         if self._on_disk:
             self._swap = swap_folder(block.nvme_path, self._ranks)
             block = block.model_copy(update={"nvme_path": self._swap.path})
-        return zero_json(block, self._options.precision, self._options.max_grad_norm, sizes, on_gpu)
+        return zero_json(block, precision, self._options.max_grad_norm, sizes, on_gpu)
 
     def _check_engaged(self) -> None:
         if self._zero is None:

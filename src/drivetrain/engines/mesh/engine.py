@@ -110,8 +110,8 @@ class MeshEngine(AutogradEngine):
         self._tied = TiedEnds(model, self._part.tied, self._place.group("pp"), self._options.traced)
         return root
 
-    def _wrap_auxiliary(self, model: nn.Module) -> nn.Module:
-        return beside_spread(model, self._workload, self._config, self._place, self._options).to(self._device)
+    def _wrap_auxiliary(self, model: nn.Module, precision: Any) -> nn.Module:
+        return beside_spread(model, self._workload, self._config, self._place, self._options, precision)
 
     def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
         def made(cls: type[torch.optim.Optimizer], groups: list[Any], arguments: dict[str, Any]) -> Any:

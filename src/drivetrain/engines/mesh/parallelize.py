@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from drivetrain.config.engines.mesh import NO_PROMPTS, MeshEngine
+from drivetrain.config.precision import Precision
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import EngineOptions
 from drivetrain.engines.fsdp import ready_to_shard, shard, shard_outermost
@@ -106,10 +107,15 @@ def spread(
 
 
 def beside_spread(
-    model: nn.Module, workload: Workload, config: MeshEngine, place: MeshPosition, options: EngineOptions
+    model: nn.Module,
+    workload: Workload,
+    config: MeshEngine,
+    place: MeshPosition,
+    options: EngineOptions,
+    precision: Precision,
 ) -> nn.Module:
     """Splits and shards an auxiliary model that runs without gradient like the trained one, in place. One without a
-    plan for its layers is whole on every tensor rank."""
+    plan for its layers is whole on every tensor rank. precision: that it is kept in."""
     if config.tp > 1:
         try:
             plan = _plan(model, workload, config, options)
@@ -122,7 +128,7 @@ def beside_spread(
     if mesh is not None and config.shard:
         ready_to_shard(model)
         shard_apart(model, repeated_blocks(model), mesh, True)
-    return model
+    return model.to(options.device, dtype(precision.parameters))
 
 
 def shard_apart(root: nn.Module, apart: list[nn.Module], mesh: DeviceMesh, reshard: bool) -> None:

@@ -1,0 +1,43 @@
+"""Scores of several sequences that lie end to end in one row, by Transformers' sequence classifiers of decoders."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+from drivetrain.models.packed_attention import PackedAttention, use_packed_attention
+
+HEAD = "score"
+
+
+def use_packed_scores(model: Any, choice: str, warn: Callable[[str], None]) -> PackedAttention | None:
+    """Lets the classifier take `ends`, (S,) int64, the places of S sequences' last tokens in one row whose position_ids
+    begin again with each: its logits are then those of the sequences, (S, labels). Without `ends` it is as before.
+
+    Returns None if the model cannot, and leaves it unchanged; `warn` gets the reason. model: before any wrapping.
+    """
+    language = getattr(model, model.base_model_prefix, None)
+    if not isinstance(language, nn.Module) or not isinstance(getattr(model, HEAD, None), nn.Module):
+        warn(f"sequences cannot be packed: {type(model).__name__} has no head called {HEAD} over a language model")
+        return None
+    packed = use_packed_attention(language, choice, warn)
+    if packed is not None:
+        model.forward = MethodType(_scoring(type(model).forward), model)
+    return packed
+
+
+def _scoring(usual: Callable[..., Any]) -> Callable[..., Any]:
+    from transformers.modeling_outputs import SequenceClassifierOutputWithPast
+
+    @functools.wraps(usual)
+    def forward(model: Any, *args: Any, ends: Tensor | None = None, **inputs: Any) -> Any:
+        if ends is None:
+            return usual(model, *args, **inputs)
+        hidden = getattr(model, model.base_model_prefix)(*args, **inputs).last_hidden_state
+        return SequenceClassifierOutputWithPast(logits=getattr(model, HEAD)(hidden[0].index_select(0, ends)))
+
+    return forward
