@@ -14,6 +14,7 @@ difference sought, lockstep.py keeps two processes alive and lets them take turn
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -31,6 +32,13 @@ BENCH = Path(__file__).resolve().parent
 LIMIT_CORES = 0.05  # more foreign processor time than this share of a core disturbs a measurement
 IDLE_SECONDS = 3.0  # the machine must have been this quiet for this long before a measurement
 PATIENCE_SECONDS = 120.0  # then it is measured all the same; the pair is judged by what happened meanwhile
+
+
+def add_options(parser: argparse.ArgumentParser, pairs: int) -> None:
+    """Adds the options of how often a case is measured, and how quiet the machine must be meanwhile."""
+    parser.add_argument("--pairs", type=int, default=pairs, help="undisturbed pairs a case")
+    parser.add_argument("--foreign", type=float, default=LIMIT_CORES, help="cores of foreign work a pair may have")
+    parser.add_argument("--attempts", type=int, help="most pairs a case; left out, twice --pairs")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What dpo and reward learn from pairs: a made preference, with true and shuffled labels, and real pairs."""
+"""Measures what dpo and reward learn from pairs: a made preference, with true and shuffled labels, and real pairs."""
 
 from __future__ import annotations
 

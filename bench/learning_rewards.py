@@ -1,4 +1,4 @@
-"""What grpo and ppo learn from rewards: two-digit addition from a start by sft, and what a reward model prefers."""
+"""Measures what grpo and ppo learn: two-digit addition from a start by sft, and what a reward model prefers."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from typing import Any
 import interleaved
 import run_files
 import torch
-from interleaved import BENCH, LIMIT_CORES, Measurement, Pair, in_turns, measure, quartiles, repeat, undisturbed
+from interleaved import BENCH, Measurement, Pair, add_options, in_turns, measure, quartiles, repeat, undisturbed
 from sft import memory_ratio, reached, trl_version
 from sft_data import conversations, model_folder, write_rows
 from tables import machine_line, markdown_table, write
@@ -88,7 +88,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="drivetrain against TRL's trainers of preferences and rewards")
     names = [case.name for case in CASES]
     parser.add_argument("--cases", nargs="+", default=names, choices=names)
-    parser.add_argument("--pairs", type=int, default=3, help="undisturbed pairs a case")
+    add_options(parser, pairs=3)
     parser.add_argument("--data", type=Path, help="dpo_en_demo.json; left out, pairs are made")
     parser.add_argument(
         "--samples", type=int, default=48, help="pairs of answers; of kto, answers; of grpo, six prompts"
@@ -96,9 +96,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=128, help="grpo: tokens of an answer at most")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--foreign", type=float, default=LIMIT_CORES, help="cores of foreign work a pair may have")
     parser.add_argument("--patience", type=float, default=120, help="seconds to wait for an idle machine at most")
-    parser.add_argument("--attempts", type=int, help="most pairs a case; left out, twice --pairs")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the page")
     return parser.parse_args()
 

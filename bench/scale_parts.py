@@ -80,7 +80,7 @@ def manifests(ranks: int, folder: Path) -> Work:
     def work() -> int:
         nodes, words = ranks // ON_A_NODE, ["engine=fsdp", f"processes={ON_A_NODE}", f"batch_size={ranks}"]
         job = checked_for_cluster(DIGITS, words, nodes)
-        asked = kubernetes.request("registry/image:1", ["runs:/work"], None, None, 64, "200Gi", 10, None)
+        asked = kubernetes.request("registry/image:1", ["runs:/runs"], None, None, 64, "200Gi", 10, None)
         texts = [
             kubernetes.as_yaml(kubernetes.trainjob(DIGITS, job.overrides, job.run, asked)),
             kubernetes.as_yaml(kubernetes.jobset(DIGITS, job.overrides, job.run, asked)),

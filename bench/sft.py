@@ -22,7 +22,7 @@ from typing import Any
 import run_files
 import torch
 from hf_sft import tokenised
-from interleaved import LIMIT_CORES, Measurement, Pair, in_turns, measure, quartiles, repeat, undisturbed
+from interleaved import Measurement, Pair, add_options, in_turns, measure, quartiles, repeat, undisturbed
 from sft_data import conversations, model_folder, write_rows
 from tables import machine_line, markdown_table, write
 from transformers import AutoTokenizer
@@ -118,14 +118,12 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="drivetrain against the Transformers Trainer and TRL")
     names = [case.name for case in CASES + OPTIONS]
     parser.add_argument("--cases", nargs="+", default=names, choices=names)
-    parser.add_argument("--pairs", type=int, default=5, help="undisturbed pairs a case")
+    add_options(parser, pairs=5)
     parser.add_argument("--data", nargs="*", type=Path, default=[], help="alpaca JSON files; left out, made")
     parser.add_argument("--samples", type=int, default=160, help="conversations")
     parser.add_argument("--length", type=int, default=1024, help="tokens of a conversation at most (TRL's default)")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--foreign", type=float, default=LIMIT_CORES, help="cores of foreign work a pair may have")
-    parser.add_argument("--attempts", type=int, help="most pairs a case; left out, twice --pairs")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the page")
     return parser.parse_args()
 

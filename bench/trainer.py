@@ -22,7 +22,7 @@ from typing import Any
 
 import run_files
 import samples
-from interleaved import LIMIT_CORES, Measurement, Pair, in_turns, measure, quartiles, repeat, undisturbed
+from interleaved import Measurement, Pair, add_options, in_turns, measure, quartiles, repeat, undisturbed
 from tables import machine_line, markdown_table, write
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -49,7 +49,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="drivetrain against the Transformers Trainer")
-    parser.add_argument("--pairs", type=int, default=5, help="undisturbed pairs a workload")
+    add_options(parser, pairs=5)
     parser.add_argument("--workloads", nargs="+", default=["images", "texts"], choices=["images", "texts"])
     parser.add_argument("--precision", default="fp32", help="fp32, bf16-mixed or fp16-mixed")
     parser.add_argument("--num-images", type=int, default=10_000, help="training images")
@@ -62,8 +62,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--images", type=Path, help="folder with train/ and test/ of class folders; left out, made")
     parser.add_argument("--text", type=Path, help="CSV with the columns review and label; left out, made")
     parser.add_argument("--vocab", type=Path, help="WordPiece vocab.txt for --text")
-    parser.add_argument("--foreign", type=float, default=LIMIT_CORES, help="cores of foreign work a pair may have")
-    parser.add_argument("--attempts", type=int, help="most pairs a workload; left out, twice --pairs")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder; a page each workload")
     return parser.parse_args()
 

@@ -27,8 +27,8 @@ def cases(setting: Setting) -> list[Case]:
 
 
 def measured(given: dict[str, Any], setting: Setting, folder: Path) -> dict[str, Any]:
-    """Of each way the median seconds, peak bytes beyond the inputs, and the largest relative difference of loss and
-    gradients from those of logits all at once."""
+    """Returns the median seconds of each way, its peak bytes beyond the inputs, and the largest relative difference of
+    its loss and gradients from those of logits all at once."""
     import torch
 
     del folder

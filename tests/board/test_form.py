@@ -197,6 +197,8 @@ def test_the_api_gives_fields_recipes_and_checks(tmp_path: Path) -> None:
         _, checked = ask(server, "/api/check", {"yaml": DIGITS.replace("lr: 0.1", "lr: high")})
         assert not checked["ready"]
         assert [each["field"] for each in checked["problems"]] == ["optimizer.lr"]
+        status, twice = ask(server, "/api/check", b'{"yaml": "a: 1", "yaml": "b: 1"}')
+        assert (status, twice["error"]["message"]) == (400, "yaml: the body has this key twice in one object")
         _, checked = ask(server, "/api/check", {"yaml": DIGITS})
         assert checked["ready"]
         assert checked["resolved"]["optimizer"]["lr"] == 0.1

@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma2": {**_SIZES, "head_dim": 8, "sliding_window": 8},  # every second layer; capped logits
     "gemma3_text": {**_SIZES, "head_dim": 8, "sliding_window": 8},
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": SIZE},  # distances instead of positions
+    "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": SIZE, "alibi": True},
     "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": SIZE},  # a state instead of keys and values
 }
 UNCACHED = ("mamba",)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from drivetrain.generation.cache import RowCache
+from drivetrain.generation.cache import RowCache, windows_of
+from drivetrain.generation.local_forward import LocalForward, fixed_steps_agree
 from drivetrain.generation.recorded_steps import RecordedSteps, recorded_on_gpu
 from drivetrain.generation.requests import Request, Sampling
 from tests.device import chosen_device
@@ -43,7 +44,7 @@ def steps_of(record: Any, cells: int = 10**6) -> RecordedSteps:
 
 
 def requests(count: int = 12) -> list[Request]:
-    """Of uneven prompts and answers: they join and leave in turn."""
+    """Returns requests of uneven prompts and answers, which join and leave in turn."""
     return [Request(ids, 5 + 3 * place) for place, ids in enumerate(prompts(count))]
 
 
@@ -124,6 +125,15 @@ def filled(seed: int) -> RowCache:
     generator = torch.Generator().manual_seed(seed)
     cache.layers[0].update(*(torch.randn(1, 2, 3, 4, generator=generator) for _ in range(2)))
     return cache
+
+
+@pytest.mark.parametrize(("kind", "agrees"), [("llama", True), ("gpt2", True), ("falcon", False)])
+def test_a_model_whose_fixed_steps_give_other_logits_is_not_recorded(kind: str, agrees: bool) -> None:
+    """Falcon's distances (ALiBi) are counted by a mask of two dimensions, which a fixed step does not have."""
+    model = model_of(kind)
+    windows = windows_of(model.config)
+    assert windows is not None
+    assert fixed_steps_agree(LocalForward(model), model, windows) is agrees
 
 
 @pytest.mark.parametrize("wrong_from", [1, 2])

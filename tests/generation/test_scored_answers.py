@@ -10,7 +10,7 @@ import sacrebleu
 
 from tests.generation.test_prompts import Run, run_file, trained
 
-ASKED = "evaluation.generation=[exact_match,bleu,own:first_letters]"
+ASKED = "evaluation.generation=[exact_match,bleu,own_scores:first_letters]"
 OWN = """
 def first_letters(answers, references):
     return sum(a[:1] == r[:1] for a, r in zip(answers, references)) / len(answers)
@@ -23,7 +23,7 @@ first_letters.higher_is_better = True
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     run_file()
-    Path("own.py").write_text(OWN)
+    Path("own_scores.py").write_text(OWN)
     return tmp_path
 
 
@@ -55,7 +55,7 @@ def test_what_cannot_be_scored_is_refused_before_the_training(drivetrain: Run) -
         (["evaluation.generation=[blue]"], "did you mean bleu?"),
         (["evaluation.generation=[bleu]", "workload.generate=null"], "lets its model answer no prompts"),
         (["evaluation.generation=[bleu]", "generate.samples=0"], "no prompt has a reference"),
-        (["evaluation.generation=[own:last_letters]"], "own has no last_letters"),
+        (["evaluation.generation=[own_scores:last_letters]"], "own_scores has no last_letters"),
         (["evaluation.generation=[bleu]", "evaluation.metric=rouge_l"], "there is no metric rouge_l"),
     ):
         code, _, err = drivetrain("train", "run.yaml", "output=out", "--quiet", *overrides)

@@ -32,9 +32,9 @@ def task(tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch) -> C
 
 
 def test_the_task_asks_for_the_runs_nodes_and_devices(task: Callable[..., Any]) -> None:
-    found = task(*GIVEN, "--nodes", "2", "--volume", "runs:/work", "output=/work/x", "--restarts", "3")
+    found = task(*GIVEN, "--nodes", "2", "--volume", "runs:/runs", "output=/runs/x", "--restarts", "3")
     assert found["num_nodes"] == 2
-    assert found["volumes"] == {"/work": "runs"}
+    assert found["volumes"] == {"/runs": "runs"}
     assert found["resources"] == {
         "image_id": "docker:registry/drivetrain:1",
         "accelerators": "H100:2",
@@ -45,13 +45,13 @@ def test_the_task_asks_for_the_runs_nodes_and_devices(task: Callable[..., Any]) 
 
 
 def test_its_script_starts_every_node_with_the_first_ones_address(task: Callable[..., Any], tmp_path: Path) -> None:
-    script = task(*GIVEN, "--nodes", "2", "--volume", "runs:/work", "output=/work/my run")["run"]
+    script = task(*GIVEN, "--nodes", "2", "--volume", "runs:/runs", "output=/runs/my run")["run"]
     fake(tmp_path, "drivetrain", f'printf "%s\\n" "$@" > {tmp_path}/words')
     where = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
     subprocess.run(["bash", "-c", script], env={**where, "SKYPILOT_NODE_RANK": "1"}, check=True, timeout=60)
     words = (tmp_path / "words").read_text().splitlines()
     assert words[:2] == ["train", "run.yaml"]
-    assert "output=/work/my run" in words
+    assert "output=/runs/my run" in words
     assert words[-5:] == ["--resume", "--node-rank", "1", "--rendezvous", "10.0.0.1:29500"]
 
 
@@ -86,6 +86,6 @@ def test_skypilot_accepts_the_task(task: Callable[..., Any]) -> None:
     schemas = pytest.importorskip("sky.utils.schemas", reason="skypilot is not installed")
     import jsonschema
 
-    found = task(*GIVEN, "--nodes", "2", "--volume", "runs:/work", "output=/work/x")
+    found = task(*GIVEN, "--nodes", "2", "--volume", "runs:/runs", "output=/runs/x")
     jsonschema.validate(found, schemas.get_task_schema())
     jsonschema.validate(found["resources"], schemas.get_resources_schema())

@@ -25,6 +25,7 @@ from drivetrain.config.packages import installed
 from drivetrain.errors import RunError, UserError, clipped
 from drivetrain.web.bodies import BodyGuard, BodyLimits
 from drivetrain.web.browser_guard import BrowserGuard
+from drivetrain.web.json_bodies import JsonRoute
 from drivetrain.web.refusals import Refusal
 from drivetrain.web.response_headers import ResponseHeaders
 from drivetrain.web.scopes import address_of
@@ -59,6 +60,7 @@ def application(board: Board, access: Access, audit: Audit, guards: Guards) -> A
         redoc_url=None,
         openapi_url="/api/openapi.json",
     )
+    app.router.route_class = JsonRoute
     _add_errors(app)
     _add_page(app)
     _add_access(app, board, access)

@@ -63,7 +63,7 @@ VERBS: dict[str, tuple[str, ...]] = {  # verb -> its file and function in this f
     "launch": (
         "launch:launch",
         "drivetrain launch --slurm run.yaml engine=fsdp processes=8 --nodes 2 > job.sbatch",
-        "drivetrain launch --kubernetes run.yaml processes=8 --image drivetrain:1 --volume runs:/work > job.yaml",
+        "drivetrain launch --kubernetes run.yaml processes=8 --image drivetrain:1 --volume runs:/runs > job.yaml",
     ),
     "calibrate": ("calibrate:calibrate", "drivetrain calibrate", "drivetrain calibrate --show --json"),
     "version": ("version:version", "drivetrain version"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,6 +12,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from drivetrain.errors import last_line
 from drivetrain.generation.row_stores import Batch, CachedRows, Choose, Forward, RowStore, WholeRows
 from drivetrain.generation.sampling import Choice
 from drivetrain.models.merged_adapters import is_whole
@@ -20,6 +21,7 @@ LOG = logging.getLogger(__name__)
 CACHE_SHARE = 0.5  # of the memory that is free
 # model → whether its cache works, which is tried once, and not for each batch of answers of a training
 _CACHE_WORKS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+TRIED_CELLS = 2**10  # room for their keys and values
 TRIED = ((3, 1, 4, 1, 5), (2, 7, 1))  # prompts of two lengths, with which a model's cache is tried
 
 
@@ -53,7 +55,7 @@ def stores_of(forward: Forward, model: Any, recorded_cells: int = 0) -> Callable
             LOG.warning("%s has no cache that works here: each token runs the whole sequence", type(model).__name__)
     if windows is None or not _CACHE_WORKS[model]:
         return WholeRows
-    records = bool(recorded_cells) and _can_record(model)
+    records = bool(recorded_cells) and _can_record(model) and fixed_steps_agree(forward, model, windows)
 
     def store(forward: Forward) -> RowStore:
         from drivetrain.generation.recorded_steps import RecordedSteps
@@ -62,6 +64,19 @@ def stores_of(forward: Forward, model: Any, recorded_cells: int = 0) -> Callable
         return CachedRows(forward, model, windows, recorded)
 
     return store
+
+
+def fixed_steps_agree(forward: Forward, model: Any, windows: Sequence[int | None]) -> bool:
+    """Returns whether a step over buffers of fixed sizes gives the logits of whole sequences: some models count
+    positions by the mask, and take none for each row."""
+    from drivetrain.generation.recorded_steps import RecordedSteps, unrecorded
+
+    steps = RecordedSteps(TRIED_CELLS, _tolerance(model), unrecorded)
+    try:
+        return _agree(CachedRows(forward, model, windows, steps), WholeRows(forward), _tolerance(model))
+    except Exception as error:  # each architecture's own
+        LOG.info("steps of %s are not recorded: %s", type(model).__name__, last_line(error))
+        return False
 
 
 def _can_record(model: Any) -> bool:

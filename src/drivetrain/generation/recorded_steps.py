@@ -47,6 +47,11 @@ def recorded_on_gpu(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Ten
     return graph.replay, found
 
 
+def unrecorded(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """Records nothing: for a store that is tried for one step."""
+    return lambda: None, work()
+
+
 class RecordedSteps:
     """The recorded steps of one model, by the size of their buffers. Those that no batch uses serve the next one.
 

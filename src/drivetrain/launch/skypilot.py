@@ -62,7 +62,7 @@ def _volumes(wanted: Wanted) -> tuple[dict[str, str], list[Problem]]:
     for each in wanted.volumes:
         name, _, place = each.partition(":")
         if not name or not place.startswith("/"):
-            problems.append(Problem("--volume", f"{each!r} is no NAME:/place", "as in --volume runs:/work"))
+            problems.append(Problem("--volume", f"{each!r} is no NAME:/place", "as in --volume runs:/runs"))
         elif place in found:
             problems.append(Problem("--volume", f"{place} is named twice", "give each volume a place of its own"))
         else:
@@ -85,10 +85,10 @@ def _problems(run_file: Path, run: RunConfig, wanted: Wanted, volumes: Mapping[s
     kept = any(folder.is_relative_to(place) for place in volumes)
     if run.nodes > 1 and not kept:
         why = f"the run's folder {folder} lies in no volume: all machines have to see it"
-        found.append(Problem("output", why, "mount one that all can write: --volume runs:/work output=/work/NAME"))
+        found.append(Problem("output", why, "mount one that all can write: --volume runs:/runs output=/runs/NAME"))
     elif not kept and run.mirror is None:
         why = f"the run's folder {folder} would be lost with its machine"
-        found.append(Problem("mirror", why, "give mirror=s3://BUCKET/FOLDER, or --volume runs:/work output=/work/NAME"))
+        found.append(Problem("mirror", why, "give mirror=s3://BUCKET/FOLDER, or --volume runs:/runs output=/runs/NAME"))
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from drivetrain.errors import clipped
 from drivetrain.web.refusals import Refusal
@@ -21,7 +22,12 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handler(request: Request) -> Response:
-            return await handle(_JsonRequest(request.scope, request.receive))
+            try:
+                return await handle(_JsonRequest(request.scope, request.receive))
+            except HTTPException as error:  # into which FastAPI turns what a body's reading raises
+                if isinstance(error.__cause__, Refusal):
+                    raise error.__cause__ from None
+                raise
 
         return handler
 

@@ -197,8 +197,6 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: HttpRequest, error: HTTPException) -> Response:
-        if isinstance(error.__cause__, Refusal):  # which FastAPI meets as it reads the body
-            return error.__cause__.response()
         if error.status_code == 400:  # FastAPI's own, for JSON that Python's reader gives up
             return Refusal(400, "the body cannot be read as JSON", "invalid_request").response()
         why = {404: f"there is no {request.url.path} here", 405: f"{request.method} is not for {request.url.path}"}
