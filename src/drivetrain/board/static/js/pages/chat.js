@@ -62,9 +62,11 @@ function useSide(name, settings, system) {
   const [messages, setMessages] = useState([]);
   const [busy, setBusy] = useState(null);
   const ready = Boolean(entry?.ready);
+  // an answer that comes after the model was unloaded changes nothing
+  const look = () => get(`chat/${entry.id}`).then((found) => setEntry((now) => (now?.id === found.id ? found : now)), setError);
   useEffect(() => {
     if (!entry || ready || OVER.includes(entry.state)) return undefined;
-    const timer = setTimeout(() => get(`chat/${entry.id}`).then(setEntry, setError), 1000);
+    const timer = setTimeout(look, 1000);
     return () => clearTimeout(timer);
   }, [entry]);
   const load = () => {
@@ -92,7 +94,7 @@ function useSide(name, settings, system) {
       }, control.signal);
       answer.note ??= t("chat.cut"); // an answer ends with one of the two
       show();
-      get(`chat/${entry.id}`).then(setEntry, setError); // its process may have ended
+      look(); // its process may have ended
     } catch (refused) {
       if (refused.name !== "AbortError") setError(refused);
     }
