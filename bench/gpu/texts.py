@@ -19,7 +19,8 @@ def cases(setting: Setting) -> list[Case]:
     if not setting.small:
         sizes = {"batch": 128, "number": 12_800, "first": 10, "last": 50}
     name = "tiny BERT" if setting.small else "BERT-base"
-    task = {"name": name, "task": "texts", "needs": ("pandas",), **sizes, "sides": SIDES}
+    sides = {**SIDES, "ours, unpadded": {"side": "ours", "unpadded": True}}
+    task = {"name": name, "task": "texts", "needs": ("pandas",), **sizes, "sides": sides}
     return in_turns(
         [task], "classifiers:trained", rounds=1 if setting.small else 2, seconds=30 if setting.small else 110
     )
@@ -40,10 +41,11 @@ def workload(given: dict[str, Any], setting: Setting, data: Path, cache: Path) -
     import run_files
     from samples import Texts
 
-    del given
     files = Texts(data / "train.csv", data / "evaluation.csv", data / "vocab.txt")
     width, blocks = (64, 2) if setting.small else (WIDTH, BLOCKS)
-    return run_files.text_workload(files, blocks, width, MAX_LENGTH, cache)
+    found = run_files.text_workload(files, blocks, width, MAX_LENGTH, cache)
+    found["data"] |= {"unpadded": True} if given.get("unpadded") else {}
+    return found
 
 
 def flops_per_sample(given: dict[str, Any], setting: Setting, data: Path) -> float | None:

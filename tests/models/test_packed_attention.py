@@ -422,6 +422,69 @@ def test_flex_attention_is_asked_for_the_same(
     torch.testing.assert_close(found, one_by_one(key_heads, window))
 
 
+@pytest.mark.parametrize("fixed", FIXED)
+@pytest.mark.parametrize(("key_heads", "window"), SHAPES)
+def test_where_a_gpu_has_no_kernel_sequences_get_rows_of_their_own(
+    key_heads: int, window: int | None, fixed: Rows | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs and gradients are those of sequences one by one, by one call of attention."""
+    tensors, bounds, module = attended(key_heads, fixed)
+    weights = torch.randn(2, 12, 4, 8)
+    expected = attended_and_gradients(PackedAttention("sdpa"), module, tensors, bounds, window, weights)
+    calls = counted_calls(monkeypatch)
+    monkeypatch.setattr(packed_attention, "_is_on_gpu", lambda _: True)
+    monkeypatch.setattr(packed_attention, "_is_ampere", lambda _: True)
+    found = attended_and_gradients(PackedAttention("sdpa"), module, tensors, bounds, window, weights)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert len(calls) == 1
+
+
+def test_encoders_get_rows_of_their_own_with_attention_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row then has a mask, where a text ends. In fp32 too: FlexAttention would compile for every batch."""
+    tensors, bounds, module = attended(4)
+    module.is_causal = False  # type: ignore[assignment]
+    weights = torch.randn(2, 12, 4, 8)
+    expected = attended_and_gradients(PackedAttention("auto"), module, tensors, bounds, None, weights)
+    monkeypatch.setattr(packed_attention, "_is_on_gpu", lambda _: True)
+    monkeypatch.setattr(packed_attention, "_is_ampere", lambda _: True)
+    found = attended_and_gradients(PackedAttention("auto"), module, tensors, bounds, None, weights)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_dropout_in_attention_does_not_take_a_gpu_through_sequences_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """BERT and GPT-2 have dropout in attention as a rule, and PyTorch's kernel for sequences end to end has none. What
+    is dropped is another share of each head's weights at each call, and the mean over calls is the whole."""
+    (query, key, _), bounds, module = attended(4)
+    calls = counted_calls(monkeypatch)
+    monkeypatch.setattr(packed_attention, "_is_on_gpu", lambda _: True)
+    monkeypatch.setattr(packed_attention, "_is_ampere", lambda _: True)
+    ones = torch.ones(2, 4, 12, 8)
+    found = [
+        PackedAttention("auto")(module, query, key, ones, bounds, scaling=0.3, dropout=0.25)[0] for _ in range(400)
+    ]
+    assert len(calls) == 400
+    assert not torch.equal(found[0], found[1])
+    assert torch.stack(found).mean(0) == pytest.approx(1.0, abs=0.15)
+    assert float(torch.stack(found).mean()) == pytest.approx(1.0, abs=0.01)
+
+
+def counted_calls(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Returns a list that grows by one with every call of Transformers' attention by PyTorch."""
+    calls: list[None] = []
+    theirs = sdpa_attention.sdpa_attention_forward
+
+    def seen(*given: Any, **how: Any) -> Any:
+        calls.append(None)
+        return theirs(*given, **how)
+
+    monkeypatch.setattr(sdpa_attention, "sdpa_attention_forward", seen)
+    return calls
+
+
 # --- wrapped ----------------------------------------------------------------------------------------------------------
 
 
@@ -458,7 +521,7 @@ def test_wrapped_models_take_packed_sequences(ranks: Callable[[int], RankPool]) 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("kernel", ["varlen", "flex"])
+@pytest.mark.parametrize("kernel", ["varlen", "flex", "sdpa"])
 @pytest.mark.parametrize(("key_heads", "window"), SHAPES)
 def test_on_a_gpu_each_kernel_attends_as_sequence_by_sequence(
     kernel: str, key_heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.training import auto_settings
-from drivetrain.training.auto_settings import compiling, keeps_freed_memory, rows_of
+from drivetrain.training.auto_settings import compiling, keeps_freed_memory, micro_batch_tokens, rows_of
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.build import build_workload
 from tests.test_waits import language, module
@@ -121,6 +121,24 @@ def test_packed_rows_have_one_length_on_a_gpu_and_where_blocks_are_compiled(tmp_
     assert rows(tmp_path, CPU, compiles=True) is not None
     assert rows(tmp_path, GPU, fixed_rows=False) is None
     assert rows(tmp_path, CPU, fixed_rows=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("precision", "machine", "tokens"),
+    [
+        ("fp32", CPU, 120),
+        ("bf16-mixed", CPU, 120),
+        ("bf16-mixed", GPU, 16_384),
+        ("fp32", GPU, 4_096),
+        ("fp16-mixed", replace(GPU, compute_capability=(6, 1)), 4_096),
+        ("fp16-mixed", replace(GPU, compute_capability=None), 4_096),
+    ],
+)
+def test_a_pass_costs_more_tokens_the_faster_the_device(
+    precision: str, machine: Machine, tokens: int, tmp_path: Path
+) -> None:
+    run = run_of(language(tmp_path), precision=precision)
+    assert micro_batch_tokens(run, machine) == tokens
 
 
 def test_a_bound_in_tokens_is_the_length(tmp_path: Path) -> None:

@@ -66,26 +66,36 @@ class PackedAttention:
         asked = [name for name in UNKNOWN if how.get(name) is not None]
         if asked:
             raise RunError(f"packed sequences: {type(module).__name__} asks for {', '.join(asked)} in its attention")
-        kernel, compiles = "sdpa", torch.compiler.is_compiling() and not dropout
         looks_back = bool(getattr(module, "is_causal", True))  # as Transformers' sdpa asks; encoders look both ways
         if _is_on_gpu(query) or kind_of_device(query) == "cuda":  # the second: one that is planned for
             query, key, value = _as_autocast_would(query, key, value)
-            kernel = self._kernel(query, dropout)
-        match kernel:
-            case "flash":
-                return packed_kernels.flash(query, key, value, attention_mask, window, looks_back, **how), None
-            case "varlen":
-                return packed_kernels.varlen_of_torch(
-                    query, key, value, attention_mask, window, looks_back, **how
-                ), None
-            case "flex":
-                mask = self._mask(packed_kernels.block_mask, attention_mask, query.shape[2], window, looks_back)
-                return packed_kernels.flex(module, query, key, value, mask, how), None
-        if compiles and looks_back and query.device.type == "cpu":
+            return self._on_gpu(module, query, key, value, attention_mask, looks_back, how), None
+        if torch.compiler.is_compiling() and not dropout and looks_back and query.device.type == "cpu":
             query, key, value = _as_autocast_would(query, key, value)
             return attend_apart(query, key, value, attention_mask, window, how.get("scaling")), None
         band = functools.partial(self._mask, _band, attention_mask)
         return _one_by_one(module, query, key, value, attention_mask, band, how), None
+
+    def _on_gpu(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bounds: Tensor,
+        looks_back: bool,
+        how: dict[str, Any],
+    ) -> Tensor:
+        kernel, window = self._kernel(query, how.get("dropout", 0.0)), how.get("sliding_window")
+        match kernel:
+            case "flash":
+                return packed_kernels.flash(query, key, value, bounds, window, looks_back, **how)
+            case "varlen":
+                return packed_kernels.varlen_of_torch(query, key, value, bounds, window, looks_back, **how)
+            case "flex" if looks_back:  # for texts it would compile at each batch: their rows have ever other lengths
+                mask = self._mask(packed_kernels.block_mask, bounds, query.shape[2], window, looks_back)
+                return packed_kernels.flex(module, query, key, value, mask, how)
+        return self._each_in_its_row(module, query, key, value, bounds, looks_back, how)
 
     def _kernel(self, query: Tensor, dropout: float) -> str:
         """Returns the kernel of the GPU here. For a GPU that is planned for, PyTorch's stands in for FlexAttention and
@@ -96,6 +106,21 @@ class PackedAttention:
         capable = machine is not None and (machine.compute_capability or (0, 0)) >= AMPERE
         kernel = packed_kernels.kernel_of(self._choice, query.dtype, dropout, capable, query.shape[-1])
         return "sdpa" if kernel == "sdpa" else "varlen"
+
+    @torch.compiler.disable
+    def _each_in_its_row(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bounds: Tensor,
+        looks_back: bool,
+        how: dict[str, Any],
+    ) -> Tensor:
+        rows = self._mask(packed_kernels.apart, bounds)
+        band = self._mask(_band, bounds, rows.length, how.get("sliding_window")) if looks_back else rows.real
+        return packed_kernels.each_in_its_row(module, query, key, value, rows, band, how)
 
     def _mask(self, make: Callable[..., Any], bounds: Tensor, *of: Any) -> Any:
         """Returns make(bounds, *of), made once; under a compiler in each layer, which then is one graph."""

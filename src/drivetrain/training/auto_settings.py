@@ -28,14 +28,24 @@ from drivetrain.workloads.base import Workload
 from drivetrain.workloads.generating import MakesSamples
 
 # What a micro-batch costs beside its tokens, in tokens. On a CPU measured: a 4 x 256 BERT takes 20 ms for one of 8
-# tokens and 0.24 ms for each further one; 40 to 320 differ little. A GPU takes as long for a few thousand as for none.
+# tokens and 0.24 ms for each further one; 40 to 320 differ little. A GPU takes as long for a few thousand as for none,
+# and one with fast products of 16 bits for more: on an H200 BERT-base takes 60 ms to start a pass, in which it computes
+# some 30,000 tokens. There batches of 128 texts in two micro-batches, each with lengths of its own for which kernels
+# are looked up anew, trained at a quarter of the speed of whole ones (bench/results/gpu-nvidia-h200.md).
 MICRO_BATCH_TOKENS = {"cpu": 120, "cuda": 4096}
+FAST_HALVES = 16_384  # from compute capability 8.0 on
 # The most tokens of packed rows that run at once where the run file bounds nothing. On a CPU measured: a Llama of 8
 # blocks 256 wide on pairs of 10,000 tokens a step is as quick with 2,048 at once, in a third of the memory.
 PACKED_AT_ONCE = {"cpu": 2048}
 # Forward passes from which compiling is taken to pay: it takes about a minute, and saves a pass some hundredths of a
 # second at least
 LEAST_PASSES = 1000
+
+
+def micro_batch_tokens(run: RunConfig, machine: Machine) -> int:
+    """Returns what a micro-batch costs beside its tokens, in tokens."""
+    fast = run.precision_spec.compute != "float32" and (machine.compute_capability or (0, 0)) >= (8, 0)
+    return FAST_HALVES if machine.device == "cuda" and fast else MICRO_BATCH_TOKENS[machine.device]
 
 
 def packed_tokens(config: RunConfig, machine: Machine, packs: bool) -> int | None:
@@ -151,7 +161,7 @@ def rows_of(run: RunConfig, machine: Machine, workload: Workload, compiles: bool
         return None
     lengths = np.asarray(workload.lengths)
     longest = max(int(lengths.max()), max(workload.evaluation_lengths or [0]))
-    overhead = MICRO_BATCH_TOKENS[machine.device]
+    overhead = micro_batch_tokens(run, machine)
     return cheapest_rows(_shares(run, workload, lengths), longest, run.micro_batch, overhead, run.micro_batch_tokens)
 
 

@@ -21,7 +21,7 @@ from drivetrain.runtime.journal import Journal
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.runtime.store_cache import with_addresses
 from drivetrain.tracking.events import Event, RolledOut, Warned
-from drivetrain.training.auto_settings import MICRO_BATCH_TOKENS, packed_tokens, rows_of
+from drivetrain.training.auto_settings import micro_batch_tokens, packed_tokens, rows_of
 from drivetrain.training.hooks import uncut
 from drivetrain.training.progress import Progress
 from drivetrain.training.windows import windows_of
@@ -43,7 +43,7 @@ def slice_of(config: RunConfig, machine: Machine, workload: Workload, data_rank:
     if workload.lengths is not None and workload.splits_batches:
         lengths = Lengths(
             np.asarray(workload.lengths),
-            MICRO_BATCH_TOKENS[machine.device],
+            micro_batch_tokens(config, machine),
             workload.packs,
             packed_tokens(config, machine, workload.packs),
             workload.rows if workload.packs else None,
