@@ -30,11 +30,10 @@ from drivetrain.config.run import RunConfig
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.measure.memory import TensorPeak, peaks, reset_peaks
 from drivetrain.numerics.torch_precision import arithmetic
+from drivetrain.plan.trace_batches import fullest_window
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.assemble import assemble_around, read_workload
-from drivetrain.training.auto_settings import order_of, rows_of
-from drivetrain.training.batching import window_slice
-from drivetrain.training.windows import windows_of
+from drivetrain.training.auto_settings import rows_of
 
 FIRST, FEWEST = 2, 3  # steps before those that are timed; how few are where they are long
 LONG = 15.0  # seconds that the timed steps may take together, before they become fewer
@@ -68,8 +67,7 @@ def measured(recipe: Path, overrides: list[str], ranks: Communicator, steps: int
     before = resident_now()
     with arithmetic(run.precision_spec, machine):
         engine = assemble_around(workload, run, machine, ranks)
-        order, mine = order_of(run, workload), window_slice(run, machine, workload, engine)
-        [window] = windows_of(run, workload, engine, order, range(1), mine, workers=False)
+        window = fullest_window(run, machine, workload, engine)
 
         def step() -> None:
             engine.statistics.keep()

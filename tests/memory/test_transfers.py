@@ -43,6 +43,22 @@ def test_a_copy_in_another_dtype_is_no_longer_what_was_sent() -> None:
     assert on_host(copy).tolist() == copy.tolist() != pytest.approx([0.1], abs=1e-6)
 
 
+def test_another_view_of_the_same_numbers_is_read_on_the_host_too() -> None:
+    """ZeRO-3 detaches what each layer gets. What lies elsewhere in the same memory is not the same."""
+    with elsewhere():
+        copy = sent(torch.arange(6).reshape(2, 3), CPU)
+        copy.zero_()
+    assert on_host(copy.detach()).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert on_host(copy.view_as(copy)).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert on_host(copy[1:]).tolist() == [[0, 0, 0]]
+    assert on_host(copy.T).tolist() == [[0, 0]] * 3
+    again = copy.detach()
+    del copy
+    gc.collect()
+    assert on_host(again).tolist() == [[0, 0, 0]] * 2, "what was sent is gone"
+    assert not transfers._SENT
+
+
 def test_originals_live_as_long_as_their_copies() -> None:
     known = len(transfers._ON_HOST)
     with elsewhere():

@@ -13,9 +13,10 @@ from drivetrain.config.run import RunConfig
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.measure.memory import TensorPeak
 from drivetrain.numerics.torch_precision import arithmetic
+from drivetrain.plan.trace_batches import fullest_step
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.assemble import assemble
-from drivetrain.training.auto_settings import order_of
+from drivetrain.training.auto_settings import order_of, total_steps_of
 from drivetrain.training.batching import window_slice
 from drivetrain.training.windows import windows_of
 
@@ -62,7 +63,8 @@ def measured_peak(run: RunConfig) -> tuple[int, int]:
     with arithmetic(run.precision_spec, machine):
         workload, engine = assemble(run, machine, Communicator(), training=True)
         order, mine = order_of(run, workload), window_slice(run, machine, workload, engine)
-        [window] = windows_of(run, workload, engine, order, range(1), mine, workers=False)
+        step = fullest_step(order, mine, total_steps_of(run, order))
+        [window] = windows_of(run, workload, engine, order, range(step, step + 1), mine, workers=False)
         peaks = []
         for _ in range(1 + MEASURED):
             with TensorPeak() as peak:

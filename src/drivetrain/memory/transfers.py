@@ -8,6 +8,7 @@ has queued new work. Numbers that a step needs on the host are therefore read fr
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -15,12 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
 MOST_AHEAD = 2  # batches
-_ON_HOST: Any = (
-    WeakTensorKeyDictionary()
-)  # tensor on a device → what it was copied from: a tensor in CPU memory, or an array
+# tensor on a device → what it was copied from: a tensor in CPU memory, or an array
+_ON_HOST: Any = WeakTensorKeyDictionary()
+# storage → the tensor that was sent. Libraries pass on others over the same numbers: DeepSpeed's ZeRO-3 detaches what
+# each layer gets.
+_SENT: dict[StorageWeakRef, weakref.ref[Tensor]] = {}
 
 
 def works_behind(device: torch.device) -> bool:
@@ -41,6 +45,25 @@ def remember(moved: Tensor, own: Tensor | np.ndarray) -> None:
     """Makes `on_host` answer for `moved` with `own`, which has the same numbers and lies in CPU memory."""
     if isinstance(own, np.ndarray) or (moved is not own and moved.dtype == own.dtype):
         _ON_HOST[moved] = own
+        storage = StorageWeakRef(moved.untyped_storage())
+        _SENT[storage] = weakref.ref(moved, lambda gone: _forget(storage, gone))
+
+
+def _forget(storage: StorageWeakRef, gone: weakref.ref[Tensor]) -> None:
+    if _SENT.get(storage) is gone:  # else another tensor was sent to the same place since
+        del _SENT[storage]
+
+
+def _first_sent(tensor: Tensor) -> Tensor:
+    """Returns the tensor that was sent, of which this one may be another view of the same numbers; else itself."""
+    if tensor in _ON_HOST:
+        return tensor
+    known = _SENT.get(StorageWeakRef(tensor.untyped_storage()))
+    sent = None if known is None else known()
+    same = sent is not None and (sent.shape, sent.stride(), sent.storage_offset(), sent.dtype) == (
+        *(tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype),
+    )
+    return sent if sent is not None and same else tensor
 
 
 class Ahead:
@@ -81,7 +104,7 @@ class Ahead:
 def on_host(tensor: Tensor) -> np.ndarray:
     """Returns the tensor's numbers. Waits for the device only if they were not sent from here: for example, after a dp
     engine has cut them into replicas' parts."""
-    own = _ON_HOST.get(tensor, tensor)
+    own = _ON_HOST.get(_first_sent(tensor), tensor)
     found: np.ndarray = own if isinstance(own, np.ndarray) else own.cpu().numpy()
     return found
 

@@ -28,11 +28,11 @@ from drivetrain.errors import RunError, UserError
 from drivetrain.measure import flops, observer
 from drivetrain.models.planned_device import planned_for
 from drivetrain.numerics.torch_precision import arithmetic
-from drivetrain.plan import trace_answers, trace_model
+from drivetrain.plan import cuda_functions, trace_answers, trace_model
 from drivetrain.plan.lines import on_line
 from drivetrain.plan.memory import Levels, MemoryRecord
 from drivetrain.plan.step_costs import StepCosts
-from drivetrain.plan.trace_batches import first_window, without_numbers
+from drivetrain.plan.trace_batches import fullest_window, without_numbers
 from drivetrain.plan.trace_model import CachedFakeMode, built_fake
 from drivetrain.plan.trace_operations import OperationRecord
 from drivetrain.plan.trace_ranks import fake_ranks
@@ -42,7 +42,10 @@ from drivetrain.workloads.base import Workload
 
 DECIDES = (DataDependentOutputException, DynamicOutputShapeException)  # a number of a tensor decides what comes next
 # files that stand between a model and torch while it is traced
-OURS = (__file__, observer.__file__, flops.__file__, trace_answers.__file__, trace_model.__file__)
+OURS = (
+    *(__file__, observer.__file__, flops.__file__, trace_answers.__file__, trace_model.__file__),
+    cuda_functions.__file__,
+)
 FEW, STAND_INS = 5, 3  # micro-batches of a step that are all traced; those that stand for more
 CUDA_GRANULARITY = 512  # bytes; c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize
 
@@ -102,11 +105,13 @@ def _traced(
         stack.enter_context(planned_for(machine))
         stack.enter_context(built_fake(workload, mode, blocks))
         stack.enter_context(mode)
+        if machine.device == "cuda":
+            stack.enter_context(cuda_functions.CudaFunctions())
         engine = assemble_around(workload, run, on_cpu, ranks, part=record.memory.part, traced=True)
         stack.callback(engine.close)
         with real_numbers():
             workload.rows = rows_of(run, machine, workload, compiles=False)
-            window = first_window(run, on_cpu, workload, engine)
+            window = fullest_window(run, machine, workload, engine)
         batches = without_numbers(window.micro_batches, mode)
         costs = record.of_two_steps(engine, batches, "traced", in_flight=run.engine.stages > 1)
         return costs, record.memory.levels()
@@ -118,7 +123,7 @@ def measured_step_costs(run: RunConfig, machine: Machine, workload: Workload) ->
     with arithmetic(run.precision_spec, machine):
         engine = assemble_around(workload, run, machine, Communicator(), part=record.memory.part)
         workload.rows = rows_of(run, machine, workload, compiles=False)
-        window = first_window(run, machine, workload, engine)
+        window = fullest_window(run, machine, workload, engine)
         try:
             return record.of_two_steps(engine, window.micro_batches, "measured")
         finally:

@@ -11,34 +11,55 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import MicroBatch, Window, training_windows
+from drivetrain.data.micro_batches import Slice
+from drivetrain.data.order import Order
 from drivetrain.distributed.real_numbers import real_numbers
 from drivetrain.engines.base import Engine
 from drivetrain.memory.transfers import remember
-from drivetrain.training.auto_settings import order_of, rows_of
+from drivetrain.training.auto_settings import order_of, rows_of, total_steps_of
 from drivetrain.training.batching import slice_of, window_slice
 from drivetrain.training.windows import stand_in_window, windows_of
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.generating import MakesSamples
 
+LOOKED_AT = 32  # steps
 
-def first_window(run: RunConfig, machine: Machine, workload: Workload, engine: Engine) -> Window:
-    """Returns the first step's data on the engine's rank."""
+
+def fullest_window(run: RunConfig, machine: Machine, workload: Workload, engine: Engine) -> Window:
+    """Returns the data of the fullest step on the engine's rank."""
     order, mine = order_of(run, workload), window_slice(run, machine, workload, engine)
     if isinstance(workload, MakesSamples):
         return stand_in_window(workload, order, mine)
-    return next(windows_of(run, workload, engine, order, range(1), mine, workers=False))
+    step = fullest_step(order, mine, total_steps_of(run, order))
+    return next(windows_of(run, workload, engine, order, range(step, step + 1), mine, workers=False))
+
+
+def fullest_step(order: Order, mine: Slice, total: int) -> int:
+    """Returns of the first LOOKED_AT steps the one whose largest micro-batch has the most tokens: a device needs memory
+    for it, and its time is that of any other step. 0 where all have as many."""
+    if mine.lengths is None or mine.lengths.rows is not None:
+        return 0
+    tokens, packed = mine.lengths.tokens, mine.lengths.packed
+
+    def largest(step: int) -> int:
+        pieces = [tokens[piece] for piece in mine.pieces(order.batch(step)[1]) if len(piece)]
+        return max((int(each.sum() if packed else len(each) * each.max()) for each in pieces), default=0)
+
+    return max(range(min(total, LOOKED_AT)), key=largest)
 
 
 def shapes_of_batches(
     run: RunConfig, machine: Machine, workload: Workload, data_rank: int, data_world: int
 ) -> list[dict[str, tuple[int, ...]]] | None:
-    """Returns the shapes of the first step's batches on a data rank; None where they depend on the model."""
+    """Returns the shapes of the fullest step's batches on a data rank; None where they depend on the model."""
     if isinstance(workload, MakesSamples):
         return None
     workload.rows = rows_of(run, machine, workload, compiles=False)
     mine = slice_of(run, machine, workload, data_rank, data_world)
     loader = run.loader.model_copy(update={"workers": 0})
-    windows = training_windows(workload.train, workload.collate, order_of(run, workload), range(1), mine, loader, False)
+    order = order_of(run, workload)
+    step = fullest_step(order, mine, total_steps_of(run, order))
+    windows = training_windows(workload.train, workload.collate, order, range(step, step + 1), mine, loader, False)
     return [{name: tuple(t.shape) for name, t in batch.tensors.items()} for batch in next(windows).micro_batches]
 
 

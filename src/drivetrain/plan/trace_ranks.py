@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import debug
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from drivetrain.distributed.communicator import Communicator
@@ -50,9 +51,18 @@ def fake_ranks(rank: int, world: int) -> Iterator[TracedRanks]:
             yield TracedRanks(rank, world)
     finally:
         dist.destroy_process_group()
+        _forget_meshes()
         sys.excepthook = hook
         os.environ.clear()
         os.environ.update(before)
+
+
+def _forget_meshes() -> None:
+    """Empties the caches of distributed tensors: they hold meshes, and with them names of groups that are gone, for any
+    later mesh of the same shape."""
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)  # not a public name: it may go
+    if clear is not None:
+        clear()
 
 
 @contextmanager
