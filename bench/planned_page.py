@@ -27,6 +27,7 @@ CAUSES = {  # of misses, by recipe and engine
     "cifar10-small zero2": "images of 32 pixels end as maps of 1 x 1, to which convolutions without numbers give "
     "other strides than PyTorch's kernel does: in the trace a gradient is copied into the parameter's layout",
     "cifar10-small zero3": "as for zero2",
+    "hotel-bert zero3": "not found yet; on two ranks the plan is exact",
     "digits-small-lr single": "not found yet; small convolutions are planned too slow, as in digits and cifar10-small",
 }
 HEAD = [

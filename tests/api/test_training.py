@@ -225,7 +225,7 @@ def test_a_plan_leaves_the_callers_model_as_it_is(tmp_path: Path, monkeypatch: p
         traced = Traced(this_machine(catalogue()))
         found = as_it_stands(rules.judged(base, [], traced.host)[0], traced)
         assert found.costs is not None, found.reason
-        known = StepTime(1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "compute")  # a machine may not be calibrated
+        known = StepTime(1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "compute")  # a machine may not be calibrated
         found = replace(found, timing=found.timing or known)
         return Plan("this machine", 1, (found,), found)
 

@@ -112,20 +112,17 @@ def test_each_row_has_its_own_number_of_steps_and_the_nodes_that_it_was_given(tm
 @pytest.mark.parametrize(
     "settings",
     [
-        ["offload_activations=true"],
         ["engine=fsdp", "engine.offload=true"],
         ["engine={name: deepspeed, stage: 1, offload_optimizer: cpu}"],
     ],
 )
-def test_offload_to_the_host_is_not_planned_and_that_is_the_reason(settings: list[str], own: Path) -> None:
+def test_offload_by_engines_is_not_planned_and_that_is_the_reason(settings: list[str], own: Path) -> None:
     run, problems = load(own, settings)
     assert run is not None, problems
-    with pytest.raises(NotPlanned, match="offload from a GPU is not planned"):
+    with pytest.raises(NotPlanned, match="offloads from a GPU are not planned"):
         Traced(cluster("1xH100-80GB")).costs(run)
     refuse_offload(run, detect())  # a processor's tensors are in the host's memory anyway
-    ways = families(
-        run.model_copy(update={"offload_activations": False}), Space(("fp32",)), cluster("2xH100-80GB").host, 1, 2
-    )
+    ways = families(run, Space(("fp32",)), cluster("2xH100-80GB").host, 1, 2)
     assert not any(each.run.offload_activations for each in ways.possible)
 
 

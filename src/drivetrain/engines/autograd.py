@@ -45,6 +45,7 @@ from drivetrain.memory.offload import Offload, offload_activations
 from drivetrain.memory.recompute import apply_recompute, repeated_blocks
 from drivetrain.memory.statistics import Statistics
 from drivetrain.memory.transfers import Later
+from drivetrain.models.planned_device import planned_machine
 from drivetrain.models.quantised_base import weights_of_codes
 from drivetrain.numerics.torch_precision import autocast, dtype
 from drivetrain.optim.optimizers import OptimizerFactory
@@ -121,7 +122,9 @@ class AutogradEngine(ModelHolder):
         by_block = self._compiles_by_block or self._options.offload_activations  # compiled code offloads nothing
         self.compiled = compile_model(self._model, self._blocks(), self._options.compile, by_block)
         if self._options.offload_activations:
-            self._offload = offload_activations(self._model, self._blocks())
+            machine = planned_machine()
+            on_paper = self._options.traced and machine is not None and machine.device == "cuda"
+            self._offload = offload_activations(self._model, self._blocks(), on_paper)
         self._weight_copies = WeightCopies(self._model, self._options.precision if self._copies_weights else None)
         self._forward = self._wrap(self._model)
         if build_optimizer is not None:

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
@@ -66,10 +67,19 @@ class CopiesBeside(Copies):
         torch.cuda.current_stream(self._device).wait_event(begun)
 
 
+class CopiesOfShapes(Copies):
+    """Copies of tensors without numbers, for a plan of what a GPU holds while copies run beside its computation."""
+
+    def begin(self, target: Tensor, source: Tensor) -> Any:
+        target.copy_(source)
+        return source.shape
+
+
 class Offload:
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, copies: Copies, host: torch.device) -> None:
+        """host: where tensors go."""
         self.moved_bytes = 0  # to CPU memory, since the start
-        self._copies = copies
+        self._copies, self._host = copies, host
         self._leaving: list[tuple[Any, Tensor]] = []  # copies of the block that computes, and what they read
         self._left: list[tuple[Any, Tensor]] = []  # of the block before it
         self._last: Callable[[], _Visit | None] = lambda: None  # weakly: host memory goes with the graph
@@ -125,7 +135,7 @@ class Offload:
     def _moved(self, tensor: Tensor) -> Tensor:
         """Copies with the same strides: kernels of the backward pass may require them."""
         pins = tensor.is_cuda
-        held = torch.empty_like(tensor, device="cpu", pin_memory=pins)
+        held = torch.empty_like(tensor, device=self._host, pin_memory=pins)
         self.moved_bytes += held.nbytes
         begun = self._copies.begin(held, tensor)
         if begun is not None:
@@ -133,13 +143,18 @@ class Offload:
         return held
 
 
-def offload_activations(model: nn.Module, blocks: Sequence[nn.Module]) -> Offload:
-    """Wraps the model's repeated blocks, in place. Raises UserError if there are none."""
+def offload_activations(model: nn.Module, blocks: Sequence[nn.Module], planned: bool = False) -> Offload:
+    """Wraps the model's repeated blocks, in place. Raises UserError if there are none.
+
+    planned: the model's tensors have shapes alone and stand for a GPU's. What its host would hold lies on the device
+    `meta` then, so that a plan can tell the two apart.
+    """
     if not blocks:
         why = f"{type(model).__name__} has no repeated blocks in a ModuleList or Sequential"
         raise problem("offload_activations", why, "leave it out")
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    made = Offload(CopiesBeside(device) if device.type == "cuda" else Copies())
+    copies = CopiesOfShapes() if planned else CopiesBeside(device) if device.type == "cuda" else Copies()
+    made = Offload(copies, torch.device("meta" if planned else "cpu"))
     for position, block in enumerate(blocks):
         made.around(block, position)
     return made
@@ -225,5 +240,5 @@ def _local(tensor: Tensor) -> Tensor:
 def _storage(tensor: Tensor) -> int | None:
     """Identifies a tensor's storage among the living ones; None if it is no plain tensor (sparse, quantised)."""
     local = _local(tensor)
-    plain = type(local) in (Tensor, nn.Parameter) and local.layout == torch.strided
+    plain = type(local) in (Tensor, nn.Parameter, FakeTensor) and local.layout == torch.strided
     return local.untyped_storage()._cdata if plain else None

@@ -20,10 +20,11 @@ from drivetrain.training.auto_settings import compiling, order_of, total_steps_o
 
 
 def refuse_offload(run: RunConfig, host: Machine) -> None:
-    """Raises NotPlanned for a run that keeps tensors of a GPU in its host's memory or on a disk: a trace takes them
-    for the GPU's, and knows nothing of the time of their copies."""
-    if host.device == "cuda" and (run.offload_activations or run.engine.keeps_elsewhere):
-        raise NotPlanned("offload from a GPU is not planned yet; measure it with train or compare")
+    """Raises NotPlanned for an engine that keeps parameters or optimizer state of a GPU in its host's memory or on a
+    disk: a trace takes them for the GPU's, and knows nothing of the time of their copies."""
+    if host.device == "cuda" and run.engine.keeps_elsewhere:
+        why = "parameters and optimizer state that an engine offloads from a GPU are not planned yet"
+        raise NotPlanned(f"{why}; measure it with train or compare")
 
 
 class Traced:

@@ -27,6 +27,10 @@ ATTENTION, ATTENTION_HOPPER = 0.60, 0.35
 # ResNet-50 on an A100 in bench/results/published.md
 CONVOLUTION_READS = 3.4
 MEMORY = 0.85  # element-wise kernels against the data sheet's bandwidth
+# GB/s of 16 lanes of each generation of PCI Express, one way, and the share of it that copies from pinned memory reach
+# (about 12 of 15.75 in generation 3; of newer ones not measured here)
+PCIE = {3: 15.75, 4: 31.5, 5: 63.0, 6: 121.0}
+PCIE_SHARE = 0.8
 KERNEL_SECONDS = 4e-6  # of the smallest kernel on a GPU
 # the program needs from one operator of a model to the next, PyTorch without compiling: a Llama of 0.5B on an H200 took
 # 117 ms for a step of 4,115 of them, and 143 ms for 5,363 (bench/results/planned-gpu.md); other hosts differ
@@ -58,6 +62,10 @@ class Speeds(ABC):
     def operation(self, operations: Operations) -> CallTime: ...
 
     @abstractmethod
+    def to_host(self, copies: Operations) -> float:
+        """Returns the seconds of copies between a GPU and its host, one after another."""
+
+    @abstractmethod
     def messages(self, messages: Messages) -> float:
         """Returns the seconds of all the calls, one after another."""
 
@@ -70,9 +78,9 @@ def speeds_of(cluster: Cluster, ranks: int) -> Speeds:
     """Returns the speeds of each of `ranks` ranks. Raises UserError for a machine whose speed is not known."""
     found = kept(cluster.host) if cluster.is_here else None
     if found is not None and cluster.nodes == 1:
-        return MeasuredSpeeds(found, ranks)
+        return MeasuredSpeeds(found, ranks, device=cluster.device)
     if found is not None and cluster.network is not None:
-        return MeasuredSpeeds(found, ranks, cluster)
+        return MeasuredSpeeds(found, ranks, cluster, cluster.device)
     if found is not None and cluster.device is None:
         why = f"the network between several of {cluster.name} is not known"
         raise problem("--machine", why, "name a machine of the catalogue, or the engine itself")
@@ -101,6 +109,9 @@ class PublishedSpeeds(Speeds):
             return CallTime(max(computed, least), 0.0, start)
         return CallTime(0.0, max(moved, least), start)
 
+    def to_host(self, copies: Operations) -> float:
+        return _over_pcie(copies, self._device)
+
     def messages(self, messages: Messages) -> float:
         return collectives.seconds(messages, self._cluster)
 
@@ -121,9 +132,11 @@ class MeasuredSpeeds(Speeds):
     """This machine, as `drivetrain calibrate` measured it; between several of them, the published speed of the
     network."""
 
-    def __init__(self, calibration: Calibration, ranks: int, cluster: Cluster | None = None) -> None:
-        """cluster: several machines like this one; None: there is one."""
-        self._calibration, self._ranks, self._cluster = calibration, ranks, cluster
+    def __init__(
+        self, calibration: Calibration, ranks: int, cluster: Cluster | None = None, device: Device | None = None
+    ) -> None:
+        """cluster: several machines like this one; None: there is one. device: its kind, where the catalogue has it."""
+        self._calibration, self._ranks, self._cluster, self._device = calibration, ranks, cluster, device
         together = calibration.together
         self._speeds: DeviceSpeeds = calibration.alone if ranks == 1 or together is None else together
         is_gpu = calibration.device == "cuda"
@@ -142,6 +155,9 @@ class MeasuredSpeeds(Speeds):
         if computed > moved:
             return CallTime(calls * computed * self._slower, 0.0, start)
         return CallTime(0.0, calls * moved * self._slower, start)
+
+    def to_host(self, copies: Operations) -> float:
+        return _over_pcie(copies, self._device)
 
     def messages(self, messages: Messages) -> float:
         if self._cluster is not None and collectives.leaves_node(messages, self._cluster):
@@ -168,3 +184,8 @@ class MeasuredSpeeds(Speeds):
         if dtype == "float8" and dtype not in curves:
             dtype = "bfloat16"
         return curves.get(dtype) or curves["float32"]
+
+
+def _over_pcie(copies: Operations, device: Device | None) -> float:
+    """Returns the seconds of copies over the lanes to the host; of a device that is not known, over the slowest."""
+    return copies.bytes / (PCIE_SHARE * 1e9 * PCIE[3 if device is None else device.pcie])

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-OperationKind = Literal["matmul", "attention", "convolution", "memory", "random", "optimizer"]
+OperationKind = Literal["matmul", "attention", "convolution", "memory", "random", "optimizer", "host"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 MemoryPart = Literal["parameters", "gradients", "optimizer", "activations", "buffers", "engine", "temporaries"]
 PARTS: tuple[MemoryPart, ...] = get_args(MemoryPart)
@@ -18,15 +18,16 @@ PARTS: tuple[MemoryPart, ...] = get_args(MemoryPart)
 
 @dataclass(frozen=True)
 class Operations:
-    """All calls of one kind, dtype and size class in a step: those of like FLOPs, or of like bytes. The last three
+    """All calls of one kind, dtype and size class in a step: those of like FLOPs, or of like bytes. The last four
     kinds move bytes and compute little. "memory": element-wise operations, norms, copies; "random": dropout masks;
-    "optimizer": PyTorch's kernels over many tensors at once, clipping included."""
+    "optimizer": PyTorch's kernels over many tensors at once, clipping included; "host": copies between a GPU and its
+    host, beside which it computes."""
 
     kind: OperationKind
     dtype: str  # of the arithmetic, as torch names it without "torch.": "bfloat16"
     calls: int
     flops: float  # of all calls; a multiplication with an addition counts as 2
-    bytes: float  # read and written by all calls, each tensor once a call
+    bytes: float  # read and written by all calls, each tensor once a call; of copies to a host, those that travel
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from drivetrain.plan.collectives import sent_bytes
 from drivetrain.plan.speeds import CallTime, Speeds
 from drivetrain.plan.step_costs import Messages, Operations, StepCosts
 
-Bound = Literal["compute", "memory", "network", "start", "bubble", "data"]
+Bound = Literal["compute", "memory", "network", "start", "bubble", "host", "data"]
 
 # the part of a step's computing beside which an axis' messages travel: gradients are reduced in the backward pass,
 # which is two thirds of it; shards are gathered and scattered in both passes; the others are waited for where they are
@@ -48,6 +48,7 @@ class StepTime:
     network: float  # all messages
     waited: float  # messages that nothing hides
     bubble: float  # a pipeline's idle time
+    host: float  # waiting for copies to and from the host, beyond the computing beside them
     data: float  # waiting for samples
     bound_by: Bound
     sent_by_axis: Mapping[str, float] = field(default_factory=dict)  # bytes that a rank sends
@@ -58,13 +59,16 @@ class StepTime:
 def step_time(costs: StepCosts, speeds: Speeds, given: Circumstances | None = None) -> StepTime:
     """Returns the time of a step whose costs are known, on a machine whose speeds are known."""
     given = given or Circumstances()
-    busy = sum((speeds.operation(_as_run(each, given)) for each in costs.operations), CallTime(0.0, 0.0, 0.0))
+    here = (each for each in costs.operations if each.kind != "host")
+    busy = sum((speeds.operation(_as_run(each, given)) for each in here), CallTime(0.0, 0.0, 0.0))
     working = busy.compute + busy.memory
     start = max(0.0, busy.start - working) if speeds.starts_ahead else busy.start
     network = sum(map(speeds.messages, costs.messages))
     waited = _waited(costs, speeds, working + start, given)
     bubble = (working + start + waited) * (given.stages - 1) / max(1, given.micro_batches)
-    seconds = working + start + waited + bubble
+    copies = sum(speeds.to_host(each) for each in costs.operations if each.kind == "host")
+    host = max(0.0, copies - working - start)
+    seconds = working + start + waited + bubble + host
     data = max(0.0, given.data_seconds - seconds)
     parts: dict[Bound, float] = {
         "compute": busy.compute,
@@ -72,6 +76,7 @@ def step_time(costs: StepCosts, speeds: Speeds, given: Circumstances | None = No
         "network": waited,
         "start": busy.start if start else 0.0,  # of which the device waits for a part
         "bubble": bubble,
+        "host": copies if host else 0.0,
         "data": given.data_seconds if data else 0.0,
     }
     flops = sum(each.flops for each in costs.operations)
@@ -83,6 +88,7 @@ def step_time(costs: StepCosts, speeds: Speeds, given: Circumstances | None = No
         network=network,
         waited=waited,
         bubble=bubble,
+        host=host,
         data=data,
         bound_by=max(parts, key=lambda name: parts[name]),
         sent_by_axis=_sent(costs),

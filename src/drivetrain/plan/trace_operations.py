@@ -59,15 +59,21 @@ class OperationRecord(FlopCount):
             return
         given = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
         made = [t for t in tree_iter(result) if isinstance(t, Tensor)]
+        if any(t.is_meta for t in (*given, *made)):  # the host's, of a planned GPU (memory/offload.py)
+            if func is torch.ops.aten.copy_.default:
+                self._add("host", given[0], 0.0, float(given[0].nbytes))
+            return
         formula = formula_of(func)
         work = 0.0 if formula is None else float(formula(*args, **kwargs, out_val=result))
         moved = float(sum(t.numel() * t.element_size() for t in (*given, *made)))
         if not moved:
             return
-        kind = _kind(func, formula is not None)
-        floating = next((t.dtype for t in (*made, *given) if t.is_floating_point()), torch.int64)
+        first = next((t for t in (*made, *given) if t.is_floating_point()), None)
+        self._add(_kind(func, formula is not None), first, work, moved)
+
+    def _add(self, kind: OperationKind, first: Tensor | None, work: float, moved: float) -> None:
         size = round(math.log(max(work, moved, 1.0), SIZE_CLASS))
-        dtype = str(floating).removeprefix("torch.")
+        dtype = str(torch.int64 if first is None else first.dtype).removeprefix("torch.")
         self._operations.setdefault((kind, dtype, size), _Sum()).add(work, moved)
 
     def _send(self, func: Any, args: Any, kwargs: Any) -> None:
