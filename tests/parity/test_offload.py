@@ -73,11 +73,11 @@ def run_offloaded(cases: Sequence[MeshCase]) -> list[Curve]:
 
 
 def _with_activations_away(case: MeshCase) -> Curve:
-    """Of tensors this small too. AssertionError if none was moved."""
+    """Train with activations moved, tensors this small too. AssertionError if none was moved."""
     made: list[offload.Offload] = []
 
-    def remembered(model: nn.Module, blocks: Sequence[nn.Module]) -> offload.Offload:
-        made.append(offload.offload_activations(model, blocks))
+    def remembered(model: nn.Module, blocks: Sequence[nn.Module], planned: bool) -> offload.Offload:
+        made.append(offload.offload_activations(model, blocks, planned))
         return made[0]
 
     options = functools.partial(tiny_workload.EngineOptions, offload_activations=True)
