@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.config.preference import LOSSES
+from drivetrain.data.branches import begins_of
 from drivetrain.data.language.samples import JoinedSamples, Pair, PairSamples, Sample
 from drivetrain.memory.transfers import on_host
 from drivetrain.workloads.against_reference import CARRIED, FromPreferences, summed
@@ -40,7 +41,9 @@ class PreferenceWorkload(FromPreferences):
 
     def collate(self, samples: Sequence[Pair]) -> Batch:
         """Returns the batch of all sides, chosen and rejected in turns: padded 2B rows, packed one."""
-        return {**self._laid_out([side for pair in samples for side in pair.sides]), **self._carried(samples)}
+        sides = [side for pair in samples for side in pair.sides]
+        shared = [count for pair in samples for count in (0, pair.shared)] if self.shares_prompts else None
+        return {**self._laid_out(sides, shared), **self._carried(samples)}
 
     def shown(self, sample: Pair) -> str:
         chosen, rejected = (super(PreferenceWorkload, self).shown(side) for side in sample.sides)
@@ -52,17 +55,21 @@ class PreferenceWorkload(FromPreferences):
     @property
     def lengths(self) -> Sequence[int] | None:
         wanted = self.packs or self._config.data.group_by_length
-        return pair_lengths(self.train, self.packs) if wanted and isinstance(self.train, JoinedSamples) else None
+        if not wanted or not isinstance(self.train, JoinedSamples):
+            return None
+        return pair_lengths(self.train, self.packs, self.shares_prompts)
 
     @property
     def evaluation_lengths(self) -> Sequence[int] | None:
-        return None if self.evaluation is None or not self.packs else pair_lengths(self.evaluation, True)
+        if self.evaluation is None or not self.packs:
+            return None
+        return pair_lengths(self.evaluation, True, self.shares_prompts)
 
     def _pairs(self, batch: Batch) -> int:
         """Returns the number of pairs, known on the host."""
         if not self.packs:
             return len(batch["targets"]) // 2
-        return int((on_host(batch["position_ids"]) == 0).sum()) // 2
+        return int(begins_of(on_host(batch["position_ids"])).sum()) // 2
 
     # --- the loss -----------------------------------------------------------------------------------------------------
 
@@ -193,11 +200,13 @@ class PreferenceWorkload(FromPreferences):
         return super().plain_batch(model, [pair.chosen for pair in samples])
 
 
-def pair_lengths(samples: JoinedSamples, packs: bool) -> list[int]:
-    """Returns the positions of each pair: packed those of both sides, padded twice those of the longer."""
-    found = []
+def pair_lengths(samples: JoinedSamples, packs: bool, shares: bool) -> list[int]:
+    """Returns the positions of each pair: packed those of both sides, padded twice those of the longer. shares: whether
+    packed sides share their prompt, whose positions then count once."""
+    found: list[int] = []
     for part in samples.parts:
         assert isinstance(part, PairSamples)
         both = np.stack([part.chosen.lengths, part.rejected.lengths]) - 1
-        found += (both.sum(0) if packs else 2 * both.max(0)).tolist()
+        lengths = both.sum(0) if packs else 2 * both.max(0)
+        found += (lengths - part.shared if shares else lengths).tolist()
     return found
