@@ -137,6 +137,7 @@ class LanguageSamplesWorkload(Speaks):
             "vocabulary": len(self._reader.tokenizer),
             "rows_dropped": sum(len(account.bad) + account.too_long + account.without_target for account in accounts),
             "packed": self.packs,
+            **({"prompts_shared": self.shares_prompts} if self._config.has_alternatives else {}),
         }
 
     @property
