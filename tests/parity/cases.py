@@ -63,10 +63,10 @@ class Case:
     @property
     def shown(self) -> str:
         """The engine with its options, as the table of the docs has it."""
-        options = ", ".join(f"{key}: {value}" for key, value in self.options.items())
-        options += f"recompute: {str(self.recompute).lower()}" if self.recompute else ""
-        options += "compiled" if self.compile else ""
-        return f"{self.engine} ({options})" if options else self.engine
+        options = [f"{key}: {value}" for key, value in self.options.items()]
+        options += [f"recompute: {str(self.recompute).lower()}"] if self.recompute else []
+        options += ["compiled"] if self.compile else []
+        return f"{self.engine} ({', '.join(options)})" if options else self.engine
 
     @property
     def updates(self) -> Optimizer:
