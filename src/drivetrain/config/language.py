@@ -199,7 +199,9 @@ class LanguageModel(WorkloadBlock):
     @property
     def _compares_distributions(self) -> bool:
         """Whether the loss reads more of a distribution over the tokens than the target's probability."""
-        return self.stage == DISTILL or (self.stage == SFT and self.sft.loss in OF_DISTRIBUTIONS)
+        if self.stage == SFT:
+            return self.sft.loss in OF_DISTRIBUTIONS
+        return self.stage == DISTILL or (self.has_preferences and self.preference.likelihood_weights)
 
     # --- what it cannot do, and what a run file leaves to it ----------------------------------------------------------
 
