@@ -108,6 +108,9 @@ class Search:
             elif tighter > self._threshold() or self.traces >= self._most:
                 self._pass_over(family, None, tighter)
             else:
+                self._expect_after(
+                    family, [ways[each] for _, _, each in heapq.nsmallest(self._estimator.at_once, queue)]
+                )
                 self._look(family)
         left = [each for each in self._passed if each.at_best is not None and each.at_best <= self._threshold()]
         if left:
@@ -117,10 +120,10 @@ class Search:
 
     def trace_the_best(self) -> None:
         """Traces the choice and the best rows themselves, until those that are the best then are."""
-        while (best := self._untraced_best()) is not None:
-            looked, size = best
-            _, cut = looked.family.at(size)
-            if self._trace(looked, cut.shortened(looked.family.run.engine.stages), quick=False):
+        while best := self._untraced_best():
+            self._estimator.expect(looked.family.traced_as(self._own_cut(looked, size)) for looked, size in best)
+            looked, size = best[0]
+            if self._trace(looked, self._own_cut(looked, size), quick=False):
                 self._fill(looked)
             else:
                 del looked.rows[size]
@@ -243,6 +246,7 @@ class Search:
             return
         self._looked[family.key] = looked
         if self._fits(looked, family.sizes[0]):
+            self._estimator.expect((family.traced_as(cut) for cut in others), quick=True)
             for cut in others:
                 self._trace(looked, cut)
             self._fill(looked)
@@ -269,8 +273,8 @@ class Search:
         depth = min(looked.family.at(size)[1].count, full)
         return any(cut.size == size and min(cut.count, full) == depth for cut in looked.sure)
 
-    def _untraced_best(self) -> tuple[_Looked, int] | None:
-        """Returns the first of the best rows that is not traced yet."""
+    def _untraced_best(self) -> list[tuple[_Looked, int]]:
+        """Returns those of the best rows that are not traced yet."""
         fitting = [
             (each, looked, size)
             for looked in self._looked.values()
@@ -280,7 +284,21 @@ class Search:
         best = sorted(fitting, key=lambda found: (found[0].seconds or 0.0, found[0].rank))
         choice = chosen([each for each, _, _ in best])
         best = [*(found for found in best if found[0] is choice), *best[:BEST]]
-        return next(((looked, size) for _, looked, size in best if not self._is_traced(looked, size)), None)
+        return [(looked, size) for _, looked, size in best if not self._is_traced(looked, size)]
+
+    @staticmethod
+    def _own_cut(looked: _Looked, size: int) -> Cut:
+        """Returns the cut that shows all of this micro-batch."""
+        return looked.family.at(size)[1].shortened(looked.family.run.engine.stages)
+
+    def _expect_after(self, family: Family, others: list[Family]) -> None:
+        """Has the smallest micro-batch of the family traced ahead, and that of others that will probably be looked at
+        next."""
+        likely = [each for each in others if self._open_sizes(each) and self._bound(each) <= self._threshold()]
+        ways = [family, *likely][: self._estimator.at_once]
+        self._estimator.expect(
+            (each.traced_as(cuts_to_trace(each.samples, each.run.engine.stages)[0]) for each in ways), True
+        )
 
     def _trace(self, looked: _Looked, cut: Cut, quick: bool = True) -> bool:
         """Adds a trace. Returns False where there can be none; the family is passed over with the reason."""
