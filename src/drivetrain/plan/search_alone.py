@@ -32,7 +32,7 @@ class Looked:
 
 
 class OneProcess:
-    """What one process does in each precision, and with recompute or offload; traced when it is first asked for.
+    """Knows what one process does in each precision, and with recompute or offload; traced when it is first asked for.
 
     trace: adds the trace of a cut. Returns False where there can be none.
     """
