@@ -43,13 +43,15 @@ def test_it_is_attention_under_a_mask(heads: int, window: int | None, scale: flo
         torch.testing.assert_close(own, theirs, rtol=1e-5, atol=2e-6)
 
 
-def test_it_keeps_to_the_rules_of_operators() -> None:
+@pytest.mark.parametrize("branches", [False, True])
+def test_it_keeps_to_the_rules_of_operators(branches: bool) -> None:
     """What a compiler assumes: shapes are told without computing, nothing is written to, gradients are its own."""
-    bounds = bounds_of(POSITIONS)
-    parts = [torch.randn(2, 4, 12, 8, requires_grad=True) for _ in range(3)]
+    positions = BRANCHES if branches else POSITIONS
+    bounds = bounds_of(positions)
+    parts = [torch.randn(len(positions), 4, positions.shape[1], 8, requires_grad=True) for _ in range(3)]
     operator: Any = torch.ops.drivetrain.attend_apart.default
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(operator, (*parts, bounds, 3, 0.3), test_utils=tests)
+    torch.library.opcheck(operator, (*parts, bounds, 0 if branches else 3, 0.3), test_utils=tests)
 
 
 # two prompts: one with three answers, of which one is a token long, and one with two; a sequence alone stands between
