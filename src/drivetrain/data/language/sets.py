@@ -28,6 +28,7 @@ from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.documents import Text, stored_texts
 from drivetrain.data.language.registry import Entry, find, read_registry
 from drivetrain.data.language.row_schema import PREFERENCE, RowError, RowSchema, check_utf8, kind
+from drivetrain.data.language.scored_rows import scored_schema
 from drivetrain.data.language.stored_conversations import stored_conversations
 from drivetrain.data.language.stored_rows import taken
 from drivetrain.data.language.trl_rows import is_trl
@@ -282,7 +283,9 @@ def _form(source: DataSource, entry: Entry | None, rows: Rows, field: str, kind:
     if source.formatting != "auto":
         ranking, usual = entry is not None and entry.ranking, entry is None and not columns
         ranking = ranking or pairs or source.formatting == "trl"
-        return RowSchema(source.formatting, columns, tags, ranking, by_usual_names=usual, pairs=pairs, labels=labels)
+        scored = pairs and source.formatting == "trl" and "completions" in columns
+        schema = RowSchema(source.formatting, columns, tags, ranking, by_usual_names=usual, pairs=pairs, labels=labels)
+        return replace(schema, scored=scored)
     if entry is not None:
         return RowSchema(entry.formatting, columns, tags, entry.ranking or pairs, pairs=pairs, labels=labels)
     first = rows.read(0, LOOKED_AT)
@@ -305,6 +308,9 @@ def _form_of_pairs(
 ) -> RowSchema:
     keys = dict.fromkeys(key for row in first for key in row)
     lacking = [name for name in PREFERENCE if columns.get(name, name) not in keys]
+    scored = scored_schema(first, columns) if len(lacking) == 2 else None
+    if scored is not None:
+        return replace(scored, tags=tags)
     if lacking:
         why = f"rows of {path} have {', '.join(keys) or 'nothing'}: no column {' or '.join(map(repr, lacking))}"
         fix = "name them, columns: {chosen: ..., rejected: ...}, or give workload.stage: sft for one reply a row"
