@@ -16,6 +16,8 @@ import uvicorn
 
 from drivetrain.board import chat as module
 from drivetrain.board.board import Board
+from drivetrain.board.chat_memory import weights_bytes
+from drivetrain.board.devices import Device, free
 from drivetrain.board.entries import Claim, Ended, Entry, claimed, now, read_stop
 from drivetrain.inference.serve.app import Guards, application
 from drivetrain.inference.serve.metrics import Metrics
@@ -23,7 +25,7 @@ from drivetrain.inference.serve.served import Served
 from drivetrain.web.keys import Keys
 from drivetrain.web.limits import Places
 from drivetrain.web.server import Address, bound, configured
-from tests.board.boards import TOKEN, ask, serving
+from tests.board.boards import TOKEN, FixedMachine, ask, serving
 from tests.board.test_jobs import trained
 from tests.running_server import Running
 from tests.scripted_model import scripted
@@ -134,6 +136,67 @@ def test_an_idle_model_is_unloaded_and_a_chat_can_be_closed(runtime: Path, monke
         assert ask(server, f"/api/chat/{other.id}", method="DELETE")[1]["state"] == "stopping"
         assert ask(server, f"/api/chat/{other.id}/reply", {"messages": [{"role": "user", "content": "a"}]})[0] == 409
         assert ask(server, "/api/chat/nothing")[0] == 404
+
+
+def test_a_base_is_asked_beside_its_adapter_by_a_name_of_its_own(runtime: Path) -> None:
+    with serving(runtime / "runs") as (server, board):
+        trained(board, "one")
+        _, found = ask(server, "/api/chat", {"key": "key-of-chat-base", "model": "one", "with_base": True})
+        entry = board.queue.entries.one(found["id"])
+        assert entry is not None
+        assert entry.asked.words[-1] == "--with-base"
+        claimed(board.queue.entries.folder / entry.id, Claim(by="keeper", time=now(), process=1, host="other"))
+        place = Path(next(word for word in entry.asked.words if word.startswith("--unix-socket=")).split("=", 1)[1])
+        body = {"messages": [{"role": "user", "content": "Hi"}], "of_base": True}
+        with model_at(place, "Hello.", 0.0):
+            [(name, data)] = events(ask(server, f"/api/chat/{entry.id}/reply", body)[1])
+        assert name == "failed", "the scripted model has no base"
+        assert "there is no model 'base' here" in data["message"]
+
+
+def test_a_chat_on_the_cpu_starts_beside_another_and_one_on_a_gpu_says_what_it_waits_for(runtime: Path) -> None:
+    known = [Device("0", "GPU", 1 << 36), Device("cpu", "CPU", 1 << 34)]
+    for kind, starts in (("cpu", True), ("cuda", False)):
+        with serving(runtime / kind, machine=FixedMachine(kind)) as (server, board):
+            for name in ("one", "two"):
+                trained(board, name)
+                _, found = ask(server, "/api/chat", {"key": f"key-of-chat-{name}", "model": name})
+                if name == "one":
+                    place = ["cpu"] if kind == "cpu" else ["0"]
+                    claim = Claim(by="keeper", time=now(), process=1, host="other", devices=place)
+                    claimed(board.queue.entries.folder / found["id"], claim)
+            entry = board.queue.entries.one(found["id"])
+            assert entry is not None
+            assert (free(entry, board.queue.entries.all(), known) is not None) is starts
+            waits = {"for": "paused", "behind": []}
+            assert ask(server, f"/api/chat/{entry.id}")[1]["waits"] == waits
+            if not starts:
+                chats = module.Chats(board)
+                board.close()  # so that letting the queue go on starts nothing
+                board.queue.change(paused=False)
+                held = chats.waits(entry)
+                assert held == {"for": "gpu", "behind": [{"verb": "serve", "run": "one"}]}
+
+
+def test_a_chat_without_room_for_its_weights_is_refused(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(runtime / "runs") as (server, board):
+        for name in ("one", "two"):
+            engaged = {"global_parameters": 1 << 30, "trained_parameters": 1}
+            (trained(board, name) / "report.json").write_text(json.dumps({"engaged": engaged}))
+
+        class Memory:
+            total, available = 8 << 30, 6 << 30
+
+        monkeypatch.setattr("psutil.virtual_memory", Memory)
+        first = {"key": "key-of-chat-one", "model": "one"}
+        assert ask(server, "/api/chat", first)[0] == 201
+        status, found = ask(server, "/api/chat", {"key": "key-of-chat-two", "model": "two"})
+        assert (status, found["error"]["code"]) == (409, "no_memory"), "the first one's are on their way"
+        assert "take 4.0 GiB; this machine has free 2.0 GiB" in found["error"]["message"]
+        assert ask(server, "/api/chat", first)[0] == 200, "it is the same one"
+        run = board.root / "two" / "run.yaml"
+        run.write_text(run.read_text() + "quantised_base: {format: nf4}\n")
+        assert weights_bytes(board.root / "two") == 1 << 29
 
 
 def whole_request(connection: socket.socket) -> None:

@@ -169,6 +169,33 @@ def test_an_adapter_on_a_quantised_base_is_trained_and_chatted_with(page: Any, b
             asked.continue_()
     page.wait_for_timeout(300)
     assert page.is_visible("[data-load]")
+    page.unroute(re.compile(r"/api/chat/[^/]+$"))
+    ask_beside_its_base(page)
+
+
+def ask_beside_its_base(page: Any) -> None:
+    """Asks a run and its base one question: one load of the weights, and two answers at once."""
+    page.select_option("#model-1", label="its base, without the adapter")
+    with page.expect_response(lambda answer: answer.url.endswith("/api/chat")) as loaded:
+        page.click("[data-load]")
+    assert loaded.value.json()["command"].endswith(" --with-base")
+    page.wait_for_selector("[data-column='1'] [role=status]:has-text('adapter switched off')", timeout=TRAINED)
+    assert page.locator("[data-load]").count() == 0
+    asked: list[Any] = []
+    page.on("request", lambda each: asked.append(each.post_data_json) if each.url.endswith("/reply") else None)
+    page.fill("#message", "Who are you?")
+    page.click("button:has-text('Send')")
+    for column in (0, 1):
+        page.wait_for_selector(f"[data-column='{column}'] .message.assistant span.quiet", timeout=TRAINED)
+        assert "8" in page.inner_text(f"[data-column='{column}'] .message.assistant span.quiet")
+    assert sorted(each["of_base"] for each in asked) == [False, True]
+    assert {each["messages"][0]["content"] for each in asked} == {"Who are you?"}
+    page.click("header button[lang=zh-CN]")
+    page.wait_for_selector("h2:text-is('qlora 的基座')")
+    page.select_option("#model-1", "")
+    page.wait_for_selector("[data-column='1']", state="detached")
+    page.click("button:has-text('卸载')")
+    page.wait_for_selector("[data-load]")
 
 
 @pytest.mark.long

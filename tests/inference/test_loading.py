@@ -137,6 +137,36 @@ def test_an_adapter_that_replaces_a_module_is_not_switched(base: Path, tmp_path:
     load_model(tmp_path / "own").close()
 
 
+def test_a_base_is_not_asked_where_there_is_none(base: Path, tones: Sequence[Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="base has no adapter, and so no base"):
+        load_model(base, with_base=True)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(tmp_path / "own")
+    with pytest.raises(UserError, match=r"whole modules \(lm_head"):
+        load_model(tmp_path / "own", with_base=True)
+    with closing(load_model(tones[0], with_base=True)) as model:
+        assert answered(model, "base") != answered(model)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("adapter.train_also=[lm_head]", "weights of the base itself were trained .lm_head.weight"),
+        ("adapter.pissa=true", "PiSSA lowered the weights under its adapter"),
+    ],
+)
+def test_a_base_that_training_changed_is_not_asked(
+    base: Path, drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_file()
+    given = ("workload.model.config=null", f"workload.model.path={base}", "data.template=chatml", "adapter=lora", more)
+    code, _, told = drivetrain("train", "run.yaml", "output=out", "--quiet", *given)
+    assert code == 0, told
+    with pytest.raises(UserError, match=why):
+        load_model("out", checkpoint="last", with_base=True)
+
+
 def test_texts_begin_as_the_tokenizer_begins_them_and_do_not_end(base: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(base, tmp_path / "begun")
     tokenizer = byte_tokenizer(["<|end|>"])
@@ -231,6 +261,15 @@ def test_an_adapters_run_answers_merged_or_over_its_quantised_base(
             assert [each.text for each in model.generator.answers(requests)] == [each["answer"] for each in file]
     with pytest.raises(UserError, match="has an adapter of its own"):
         load_model("plain", adapters={"a": "plain"})
+    with closing(load_model("plain", checkpoint="last")) as model:
+        merged = answered(model)
+    bare = generated(AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base))
+    with closing(load_model("plain", checkpoint="last", with_base=True)) as model:
+        assert model.adapters == ("base",)
+        assert [answered(model, name) for name in (None, "base", None)] == [merged, bare, merged]
+        assert bare != merged
+    with closing(load_model("nf4", checkpoint="last", with_base=True)) as model:
+        assert answered(model, "base") != answered(model)
 
 
 @pytest.mark.filterwarnings("ignore:Position ids are not supported")

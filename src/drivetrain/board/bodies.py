@@ -119,11 +119,12 @@ class Export(Body):
 
 
 class Chat(Body):
-    """model: a run."""
+    """model: a run. with_base: of a run that trained an adapter, whether its base is asked too."""
 
     key: Key
     model: Name
     checkpoint: Name = "best"
+    with_base: bool = False
     devices: Devices = None
 
 
@@ -140,11 +141,13 @@ class Sampling(Body):
 
 
 class Reply(Body):
-    """messages, tools: in the form of OpenAI's API, which `drivetrain serve` checks."""
+    """messages, tools: in the form of OpenAI's API, which `drivetrain serve` checks. of_base: whether the chat's base
+    is asked in place of its model."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=1000)]
     tools: Annotated[list[dict[str, Any]], Field(max_length=100)] | None = None
     sampling: Sampling = Sampling()
+    of_base: bool = False
 
 
 class Order(Body):

@@ -18,11 +18,14 @@ from typing import Any
 
 from drivetrain.board.access import User
 from drivetrain.board.board import Board
+from drivetrain.board.chat_memory import refuse_without_room
+from drivetrain.board.devices import CHAT, CPU
 from drivetrain.board.entries import Entry, id_of
 from drivetrain.board.jobs import checkpoint_of, queued
 from drivetrain.web.event_stream import event
 from drivetrain.web.refusals import Refusal
 
+BASE = "base"  # the name by which `drivetrain serve --with-base` is asked for it
 IDLE_SECONDS = 15 * 60  # without a question, after which the model is unloaded
 ANSWER_SECONDS = 600
 LOOK_SECONDS = 2
@@ -52,16 +55,22 @@ class Chats:
         self._asked: dict[str, float] = {}
         board.queue.watch(self.end_idle)
 
-    def open(self, user: User, run: str, key: str, checkpoint: str, devices: list[str] | None) -> tuple[Entry, bool]:
-        """Queues a chat with a checkpoint of a run."""
-        place = _socket_of(id_of(user.name, key))
-        words = [f"--checkpoint={checkpoint_of(self._board, run, checkpoint)}", f"--unix-socket={place}"]
-        return queued(self._board, user, run, key, "serve", words, devices)
+    def open(
+        self, user: User, run: str, key: str, checkpoint: str, devices: list[str] | None, with_base: bool = False
+    ) -> tuple[Entry, bool]:
+        """Queues a chat with a checkpoint of a run. with_base: whether the same weights answer without its adapter too.
+        Raises Refusal (409) where they do not fit into the memory that is free."""
+        name = id_of(user.name, key)
+        words = [f"--checkpoint={checkpoint_of(self._board, run, checkpoint)}", f"--unix-socket={_socket_of(name)}"]
+        if self._board.queue.entries.one(name) is None:
+            loading = [each for each in self._live() if not self.is_ready(each)]
+            refuse_without_room(self._board, run, [each.asked.run for each in loading])
+        return queued(self._board, user, run, key, CHAT, [*words, *(["--with-base"] if with_base else [])], devices)
 
     def entry(self, name: str) -> Entry:
         """Returns a chat. Raises Refusal (404) for another entry."""
         found = self._board.queue.entries.one(name)
-        if found is None or found.asked.verb != "serve":
+        if found is None or found.asked.verb != CHAT:
             raise Refusal(404, "there is no such chat", "no_chat", "id")
         return found
 
@@ -78,6 +87,20 @@ class Chats:
         finally:
             connection.close()
 
+    def waits(self, entry: Entry) -> dict[str, Any] | None:
+        """Returns what a chat waits for: {"for": "paused", "gpu" or "turn", "behind": [verb and run of what holds the
+        devices]}; None once it waits no more."""
+        if entry.state != "queued" or entry.launch is not None:
+            return None
+        if self._board.queue.settings.paused:
+            return {"for": "paused", "behind": []}
+        holding = [each for each in self._board.queue.entries.all() if each.devices and CPU not in each.devices]
+        behind = [{"verb": each.asked.verb, "run": each.asked.run} for each in holding]
+        return {"for": "gpu", "behind": behind} if entry.asked.device == "cuda" else {"for": "turn", "behind": []}
+
+    def _live(self) -> list[Entry]:
+        return [each for each in self._board.queue.entries.all() if each.asked.verb == CHAT and each.is_live]
+
     def close(self, entry: Entry, by: str) -> None:
         """Unloads the model, or takes a chat that waits out of the queue."""
         entries = self._board.queue.entries
@@ -90,7 +113,7 @@ class Chats:
         """Unloads the models that were not asked for a while."""
         now = time.monotonic()
         for entry in self._board.queue.entries.all():
-            is_loaded = entry.asked.verb == "serve" and entry.state == "running"
+            is_loaded = entry.asked.verb == CHAT and entry.state == "running"
             if is_loaded and now - self._asked.setdefault(entry.id, now) > IDLE_SECONDS:
                 self.close(entry, "the board: it was idle")
 

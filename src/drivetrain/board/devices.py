@@ -10,9 +10,10 @@ from typing import Any
 
 import psutil
 
-from drivetrain.board.entries import TRAINING, Entry
+from drivetrain.board.entries import TRAINING, Asked, Entry
 
 CPU = "cpu"
+CHAT = "serve"  # the verb of chats
 FOREIGN_BYTES = 1 << 30  # of a GPU's memory in use without an entry of ours: another program works there
 
 
@@ -88,19 +89,29 @@ def environment(chosen: Sequence[str], known: Sequence[Device]) -> dict[str, str
 def free(entry: Entry, entries: Sequence[Entry], known: Sequence[Device]) -> list[str] | None:
     """Returns devices for an entry that waits, or None while too few are free.
 
-    Named devices are waited for, also those that another program uses: the user chose them.
+    Named devices are waited for, also those that another program uses: the user chose them. A chat on the CPU waits for
+    no place: it computes while a question is answered, and its memory is checked when it is asked for.
     """
     asked = entry.asked
     if asked.wanted is not None:
         names = [each.name for each in known]
         has_all = all(name in names and _has_place(known[names.index(name)], entries) for name in asked.wanted)
         return list(asked.wanted) if has_all else None
+    if lane_of(asked) == ("cpu", "chat"):
+        return [CPU]
     if asked.device == "cpu":  # an evaluation need not wait until a training on the CPU is over
-        entries = [each for each in entries if (each.asked.verb in TRAINING) == (asked.verb in TRAINING)]
+        entries = [each for each in entries if lane_of(each.asked) in (lane_of(asked), ("cuda", ""))]
     of_kind = [each for each in known if (each.name == CPU) == (asked.device == "cpu")]
     open_ = [each.name for each in of_kind if _has_place(each, entries) and not each.is_foreign(entries)]
     count = 1 if asked.device == "cpu" else asked.count
     return open_[:count] if len(open_) >= count else None
+
+
+def lane_of(asked: Asked) -> tuple[str, str]:
+    """Returns what an entry waits in line for: others of its lane hold it up."""
+    if asked.device != CPU:
+        return "cuda", ""
+    return CPU, "training" if asked.verb in TRAINING else "chat" if asked.verb == CHAT else "use"
 
 
 def _has_place(device: Device, entries: Sequence[Entry]) -> bool:

@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse, Response
 from drivetrain.board import bodies, jobs
 from drivetrain.board.answers import Json, allowed
 from drivetrain.board.board import Board, refuse_others
-from drivetrain.board.chat import Chats
+from drivetrain.board.chat import BASE, Chats
 from drivetrain.board.files import allowed as allowed_path
 from drivetrain.board.files import listed
 from drivetrain.board.verbs import fixes, previewed
@@ -129,14 +129,16 @@ def _add_chat(app: FastAPI, board: Board) -> None:
     @app.post("/api/chat", status_code=201)
     def open_(request: Request, body: bodies.Chat) -> Response:
         """Queues a chat: its model is loaded by a process of its own."""
-        entry, is_new = chats.open(allowed(request), body.model, body.key, body.checkpoint, body.devices)
-        return Json({**entry.as_dict(), "ready": False}, 201 if is_new else 200)
+        entry, is_new = chats.open(
+            allowed(request), body.model, body.key, body.checkpoint, body.devices, body.with_base
+        )
+        return Json({**entry.as_dict(), "ready": False, "waits": None}, 201 if is_new else 200)
 
     @app.get("/api/chat/{name}")
     def state(name: str) -> Response:
-        """Returns the chat, and whether its model answers."""
+        """Returns the chat, whether its model answers, and what it waits for."""
         entry = chats.entry(name)
-        return Json({**entry.as_dict(), "ready": chats.is_ready(entry)})
+        return Json({**entry.as_dict(), "ready": chats.is_ready(entry), "waits": chats.waits(entry)})
 
     @app.post("/api/chat/{name}/reply")
     def reply(request: Request, name: str, body: bodies.Reply) -> Response:
@@ -147,6 +149,8 @@ def _add_chat(app: FastAPI, board: Board) -> None:
             raise Refusal(409, f"the chat is {entry.state}", "not_running")
         asked = {"messages": body.messages, "tools": body.tools, **body.sampling.model_dump()}
         given = {key: value for key, value in asked.items() if value is not None}
+        if body.of_base:
+            given["model"] = BASE
         return EventStream(chats.reply(entry, given), closing=lambda: None)
 
     @app.delete("/api/chat/{name}")

@@ -18,9 +18,9 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from drivetrain.board import keeper
-from drivetrain.board.devices import Device, devices, environment, free
+from drivetrain.board.devices import Device, devices, environment, free, lane_of
 from drivetrain.board.entries import LOG as ENTRY_LOG
-from drivetrain.board.entries import TRAINING, Asked, Entries, Entry, Record, tail
+from drivetrain.board.entries import Asked, Entries, Entry, Record, tail
 from drivetrain.errors import problem
 from drivetrain.runtime.atomic_file import write_whole
 
@@ -126,9 +126,9 @@ class Queue:
             if settings.paused or not waiting:
                 return
             known = devices(settings.at_once_cpu)
-            full: set[tuple[str, bool]] = set()  # where those behind wait: small runs would pass a large one for ever
+            full: set[tuple[str, str]] = set()  # where those behind wait: small runs would pass a large one for ever
             for entry in waiting:
-                lane = entry.asked.device, entry.asked.device == "cpu" and entry.asked.verb in TRAINING
+                lane = lane_of(entry.asked)
                 chosen = None if lane in full else free(entry, every, known)
                 if chosen is None:
                     full |= {lane} if entry.asked.wanted is None else set()

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from drivetrain.board.entries import Entry, Record
 from drivetrain.board.last_start import LastStarts
+from drivetrain.config.adapter import PROMPTS
 from drivetrain.config.files import read_yaml
 from drivetrain.errors import UserError
 from drivetrain.runtime.lock import LOCK
@@ -167,7 +168,22 @@ def _described(run: dict[str, Any]) -> dict[str, Any]:
         "engine": engine.get("name") if isinstance(engine, dict) else engine,
         "precision": run.get("precision"),
         "ranks": run.get("processes"),
+        "has_base": _has_base(run.get("adapter")),
     }
+
+
+def _has_base(adapter: Any) -> bool:
+    """Returns whether a run's weights are its base's once its adapter is switched off: no virtual tokens stand before
+    it, and neither PiSSA nor training changed them."""
+    blocks = adapter if isinstance(adapter, list) else [adapter]
+    named = [{"method": each} if isinstance(each, str) else each for each in blocks]
+    return all(
+        isinstance(each, dict)
+        and each.get("method") not in PROMPTS
+        and not each.get("pissa")
+        and not each.get("train_also")
+        for each in named
+    )
 
 
 def _block(values: dict[str, Any], key: str) -> dict[str, Any]:

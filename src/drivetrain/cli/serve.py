@@ -24,7 +24,7 @@ class Backend(StrEnum):
 
 # of the project's own server: vLLM and SGLang have other ones, or none
 OWN_OPTIONS = (
-    *("checkpoint", "adapter", "key_file", "host_name", "answers", "requests_per_minute"),
+    *("checkpoint", "adapter", "with_base", "key_file", "host_name", "answers", "requests_per_minute"),
     *("request_seconds", "stop_seconds", "trust"),
 )
 ADAPTER_NAME = re.compile("[A-Za-z0-9_-]+")  # as in run files
@@ -38,6 +38,9 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME=FOLDER", help="An adapter over the model, which requests call by NAME; repeatable."),
     ] = None,
+    with_base: Annotated[
+        bool, typer.Option("--with-base", help="Let requests call the model without its adapter, by the name base.")
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to listen at; one that others reach needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     unix_socket: Annotated[
@@ -75,19 +78,23 @@ def serve(
     from drivetrain.web.server import Address, bound
 
     adapters = adapters_of(adapter or [])
+    if adapters and with_base:
+        raise problem("--with-base", "--adapter was given too, whose base has a name already", "leave one of them out")
     address, keys = Address(host, port, unix_socket), read_keys(key_file)
     check_address(address, keys)
     listening = bound(address)  # before the model is loaded, which takes longer
     errors.print(f"[dim]loading {escape(str(place))}[/]", soft_wrap=True)
     if (kind := kind_of(place, checkpoint, trust)) in (TEXTS, PICTURES, ENCODER):
-        if adapters:
-            raise problem("--adapter", f"{place} writes no texts, and such models take none", "leave it out")
+        if adapters or with_base:
+            option = "--adapter" if adapters else "--with-base"
+            raise problem(option, f"{place} writes no texts, and such models take none", "leave it out")
         model: Any = load_reader(place, kind, checkpoint=checkpoint, trust=trust)
     else:
-        model = load_model(place, checkpoint=checkpoint, adapters=adapters, trust=trust)
-        if model.name in adapters:
+        model = load_model(place, checkpoint=checkpoint, adapters=adapters, trust=trust, with_base=with_base)
+        if model.name in model.adapters:
             model.close()
-            raise problem("--adapter", f"{model.name} is the name of the model itself", "give it another name")
+            option, fix = ("--with-base", "leave it out") if with_base else ("--adapter", "give it another name")
+            raise problem(option, f"{model.name} is the name of the model itself", fix)
     where = f"at {unix_socket}" if unix_socket else f"at http://{shown_host(host)}:{listening.getsockname()[1]}/v1"
 
     def ready() -> None:

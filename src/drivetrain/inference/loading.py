@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,39 +11,40 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from drivetrain.config.adapter import Adapter
 from drivetrain.config.machine import Machine
 from drivetrain.config.quantised import QuantisedBase
-from drivetrain.config.run import RunConfig
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversations import Message
-from drivetrain.data.tokenised import load_tokenizer
 from drivetrain.errors import problem
 from drivetrain.generation.constraints import Constraints
 from drivetrain.generation.local import LocalGenerator, MakeBatch
 from drivetrain.generation.local_forward import LocalForward, cells_of, stores_of
 from drivetrain.generation.requests import Generator, Sampling
 from drivetrain.generation.running_batch import RunningBatch
+from drivetrain.inference.opened_models import (
+    ADAPTER,
+    FIELD,
+    Format,
+    base_of,
+    opened,
+    refuse_other_tasks,
+    refuse_without_base,
+    with_adapters,
+)
 from drivetrain.inference.remote_places import here
 from drivetrain.inference.run_sources import run_at
-from drivetrain.inference.whole_model import loaded_model
 from drivetrain.models.adapter_configs import output_layer_names
 from drivetrain.models.adapter_switch import AdapterSwitch
-from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.generation_settings import generation_settings
 from drivetrain.models.language_options import context_length
 from drivetrain.models.merged_adapters import is_whole
 from drivetrain.models.model_folders import config_of
 from drivetrain.models.quantised_base import quantise
-from drivetrain.models.transformers_classifiers import build_classifier
 from drivetrain.runtime.hardware import detect, torch_device
 
-LOG = logging.getLogger(__name__)
-ADAPTER = "adapter_config.json"
-FIELD = "workload.model"  # whose keys the messages about a model's folder name
+BASE = "base"  # the name by which requests ask the model without its adapters
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Dtype = Literal["float32", "bfloat16", "float16"]
-Format = Literal["nf4", "int8", "int4", "int8-torchao"]
 
 
 @dataclass(frozen=True)
@@ -96,22 +95,27 @@ def load_model(
     quantised: Format | None = None,
     trust: bool = False,
     max_rows: int = 64,
+    with_base: bool = False,
 ) -> LoadedModel:
     """Returns a model that answers requests on a thread of this process.
 
     source: a run's folder or its run.yaml, the folder of a checkpoint, of an adapter (its base is loaded too), or a
     Transformers folder or hub id. checkpoint: "best", "last" or a folder, of a run. adapters: name → folder of adapters
     over this model, of which each request may name one. dtype: left out, the run's weights in fp32, others as their
-    files have them. quantised: holds linear layers in so few bits. max_rows: answers at once.
+    files have them. quantised: holds linear layers in so few bits. max_rows: answers at once. with_base: whether
+    requests may name "base" too, which the same weights answer with the source's own adapters switched off.
 
     Raises UserError for a source that is none of these, for adapters of another base, and for Python that came with the
     source, unless trust is set. So it does for weights that the device cannot hold.
     """
-    found = _opened(here(source, [checkpoint], "model"), checkpoint, trust)
+    found = opened(here(source, [checkpoint], "model"), checkpoint, trust, with_base)
     model, names = found.model, tuple(adapters or ())
-    if names:
+    if with_base:
+        refuse_without_base(found)
+        names = (BASE,)
+    elif names:
         folders = {name: Path(folder) for name, folder in (adapters or {}).items()}
-        model = _with_adapters(found, folders, quantised, switched=True)
+        model = with_adapters(found, folders, quantised, switched=True)
         if not is_whole(model):
             raise problem("adapters", "virtual tokens cannot be switched", "give the adapter's folder as the model")
     elif quantised is not None:
@@ -124,7 +128,11 @@ def load_model(
     ends = frozenset({*settings.ends, *_known(found.tokenizer.eos_token_id)})
     places = context_length(model.config)
     size = int(model.get_input_embeddings().num_embeddings)
-    batches = _batches(model, AdapterSwitch(model) if names else None, max_rows, 1 + len(names))
+    switch = AdapterSwitch(model) if names else None
+    active: dict[str | None, Collection[str]] = {None: (), **{name: (name,) for name in names}}
+    if with_base and switch is not None:
+        active = {None: switch.names, BASE: ()}
+    batches = _batches(model, switch, active, max_rows)
     constraints = Constraints(found.tokenizer, ends, size)
     generator = LocalGenerator(batches, found.tokenizer, ends, places, size, constraints, names)
     drawn, begins = Sampling(**settings.drawn), () if found.is_run else _begins(found.tokenizer)
@@ -135,11 +143,11 @@ def check_source(source: Path, checkpoint: str = "best", trust: bool = False) ->
     """Raises UserError for a source that `load_model` does not find, or that writes no texts, without reading weights
     of anything but a run."""
     if (found := run_at(source, checkpoint)) is not None:
-        _refuse_other_tasks(found[0])
+        refuse_other_tasks(found[0])
         return
     place = source.expanduser()
     if (place / ADAPTER).is_file() and not (place / "config.json").is_file():
-        config_of(_base_of(place), None, FIELD, trust)
+        config_of(base_of(place), None, FIELD, trust)
     else:
         config_of(str(source), None, FIELD, trust)
 
@@ -168,100 +176,20 @@ def _begins(tokenizer: Any) -> tuple[int, ...]:
     return tuple(whole[:start])
 
 
-def _batches(model: Any, switch: AdapterSwitch | None, max_rows: int, count: int) -> MakeBatch:
-    """Returns what makes the batch of an adapter's requests. The cache is tried here, on the model without adapters.
+def _batches(
+    model: Any, switch: AdapterSwitch | None, active: Mapping[str | None, Collection[str]], max_rows: int
+) -> MakeBatch:
+    """Returns what makes the batch of the requests that name the same adapter. The cache is tried here.
 
-    count: batches that may run at once, one of each adapter and one without: each has its part of rows and memory.
+    active: the adapters that work for each name of requests; each name has its part of rows and memory.
     """
 
-    def forward(adapter: str | None) -> LocalForward:
-        return LocalForward(model, None if switch is None else functools.partial(switch.choose, adapter))
+    def forward(name: str | None) -> LocalForward:
+        return LocalForward(model, None if switch is None else functools.partial(switch.choose, active[name]))
 
-    rows, cells = max(1, max_rows // count), max(1, cells_of(model) // count)
+    rows, cells = max(1, max_rows // len(active)), max(1, cells_of(model) // len(active))
     stores = stores_of(forward(None), model, cells)
-    return lambda adapter: RunningBatch(stores(forward(adapter)), rows, cells)
-
-
-# --- sources ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """folder: where its generation settings lie. base: the path that its adapters would name, if it can have some.
-    is_run: whether it is of a run, whose texts were tokenised without the tokenizer's own additions."""
-
-    name: str
-    model: Any
-    tokenizer: Any
-    folder: Path
-    base: str | None = None
-    is_run: bool = False
-
-
-def _opened(source: Path, checkpoint: str, trust: bool) -> _Opened:
-    if (found := run_at(source, checkpoint)) is not None:
-        return _of_run(*found, trust)
-    place = source.expanduser()
-    if (place / ADAPTER).is_file() and not (place / "config.json").is_file():
-        return _of_adapter(place, trust)
-    return _of_transformers(str(source), trust)
-
-
-def _of_run(run: RunConfig, path: Path, trust: bool) -> _Opened:
-    _refuse_other_tasks(run)
-    keeps = run.quantised_base is not None  # merging would unpack the base
-    model: Any = loaded_model(run, path, adapter="keep" if keeps else "merge", trust=trust, quantised=keeps)
-    base = None if run.adapter is not None else str(path)
-    return _Opened(run.name, model, model.tokenizer, path, base, is_run=True)
-
-
-def _refuse_other_tasks(run: RunConfig) -> None:
-    if run.workload.auto_class != "AutoModelForCausalLM":
-        raise problem("model", f"the run in {run.folder} trains no model that writes texts", "give a language model's")
-
-
-def _of_transformers(source: str, trust: bool) -> _Opened:
-    model = build_classifier("AutoModelForCausalLM", source, None, (), FIELD, LOG.warning, trusted=trust)
-    tokenizer = load_tokenizer(source, f"{FIELD}.path", trust)
-    return _Opened(Path(source).name, model, tokenizer, Path(source), source)
-
-
-def _of_adapter(folder: Path, trust: bool) -> _Opened:
-    found = _of_transformers(_base_of(folder), trust)
-    model = _with_adapters(found, {"default": folder}, None)
-    has_own = (folder / "tokenizer_config.json").is_file()
-    tokenizer = load_tokenizer(str(folder), f"{FIELD}.path", trust) if has_own else found.tokenizer
-    return _Opened(folder.name, model, tokenizer, found.folder)
-
-
-def _base_of(folder: Path) -> str:
-    """Returns the base that an adapter's folder names. Raises UserError if it names none."""
-    try:
-        base = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):
-        base = None
-    if not isinstance(base, str):
-        why = f"{folder} holds an adapter, and its {ADAPTER} names no base"
-        raise problem("model", why, "give the base, and this folder as one of its adapters")
-    return base
-
-
-def _with_adapters(
-    found: _Opened, folders: Mapping[str, Path], quantised: Format | None, switched: bool = False
-) -> nn.Module:
-    """switched: whether requests choose among them and the base, which then stays as it is."""
-    if found.base is None:
-        why = f"{found.name} has an adapter of its own"
-        raise problem("adapters", why, "give its base as the model, and its checkpoint as one of the adapters")
-    base = None if quantised is None else QuantisedBase(format=quantised)
-    blocks = [Adapter(name=name, path=folder, trained=False) for name, folder in folders.items()]
-    fitted = AdapterSet(blocks, found.base, base)
-    made = fitted.fit(found.model)
-    if switched and fitted.replaced:
-        names = ", ".join(fitted.replaced[:2])
-        why = f"they hold whole modules ({names}), of which the model has one each: requests without them have it too"
-        raise problem("adapters", why, "load one of them alone, as the model")
-    return made
+    return lambda name: RunningBatch(stores(forward(name)), rows, cells)
 
 
 def _known(token: int | None) -> list[int]:

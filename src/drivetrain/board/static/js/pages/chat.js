@@ -1,14 +1,14 @@
-// Chats with a run's model, or with two side by side that get the same messages.
-import { get, post, remove, stream } from "../api.js";
+// Chats with a run's model, alone or beside another run's or its own base: each question goes to both.
+import { OVER, useModel, useTalk } from "../chat_model.js";
 import { html, useEffect, useRef, useState } from "../html.js";
-import { language, t } from "../language.js";
+import { language, locale, t } from "../language.js";
 import { live } from "../live.js";
 import { Empty, Failure, State } from "../parts.js";
 import { route, settle } from "../route.js";
 import { useStore } from "../store.js";
 
 const SAMPLING = [["temperature", "0.7"], ["top_p", "1"], ["max_tokens", "256"], ["seed", ""]];
-const OVER = ["failed", "refused", "lost", "cancelled", "interrupted", "completed"];
+const BASE = ":base"; // a choice of what stands beside; no run is called so
 
 export default function Chat({ me }) {
   useStore(language);
@@ -18,87 +18,74 @@ export default function Chat({ me }) {
   const [settings, setSettings] = useState(Object.fromEntries(SAMPLING));
   const [system, setSystem] = useState("");
   const [text, setText] = useState("");
-  const sides = [useSide(query.left, settings, system), useSide(query.right, settings, system)];
-  const shown = query.two === "1" ? sides : sides.slice(0, 1);
-  const ready = shown.some((side) => side.ready);
-  const busy = shown.some((side) => side.busy);
+  const hasBase = Boolean(runs.get(query.left)?.has_base);
+  const withBase = query.right === BASE && hasBase;
+  const left = useModel(query.left, withBase);
+  const other = useModel(query.right === BASE ? "" : query.right, false);
+  const talks = [useTalk(left, false, settings, system), useTalk(left, true, settings, system), useTalk(other, false, settings, system)];
+  const columns = [{ model: left, talk: talks[0], title: query.left ?? "" },
+    ...(withBase ? [{ model: left, talk: talks[1], title: t("chat.base_of", { name: query.left }), ofBase: true }] : []),
+    ...(query.right && query.right !== BASE ? [{ model: other, talk: talks[2], title: query.right }] : [])];
+  const ready = columns.every(({ talk }) => talk.ready);
+  const busy = columns.some(({ talk }) => talk.busy);
   if (me.user.role === "viewer") return html`<p class="quiet">${t("viewer")}</p>`;
   const send = (event) => {
     event.preventDefault();
     if (!text.trim() || !ready || busy) return;
-    for (const side of shown) side.send(text);
+    for (const { talk } of columns) talk.send(text);
     setText("");
   };
-  return html`<div class="head"><h1 class="grow">${t("page.chat")}</h1>
-      <label><input type="checkbox" checked=${query.two === "1"} onChange=${(event) => settle({ two: event.target.checked ? "1" : "" })} /> ${t("chat.two")}</label></div>
-    ${names.length ? html`<div class=${shown.length > 1 ? "sides" : ""}>${shown.map((side, i) => html`<${Side} key=${i} side=${side} names=${names} name=${query[["left", "right"][i]]} onChoose=${(name) => settle({ [["left", "right"][i]]: name })} id=${i} />`)}</div>
+  const choose = async (side, name) => {
+    const stays = side === "left" ? [] : [left];
+    for (const model of [left, other]) if (model.entry && !stays.includes(model)) await model.unload();
+    for (const talk of talks) talk.clear();
+    settle(side === "left" ? { left: name, right: query.right === BASE || query.right === name ? "" : query.right } : { right: name });
+  };
+  return html`<div class="head"><h1 class="grow">${t("page.chat")}</h1></div>
+    ${names.length ? html`<div class="box fields">
+        <div class="field"><label for="model-0">${t("chat.model")}</label><select id="model-0" value=${query.left ?? ""} onChange=${(event) => choose("left", event.target.value)}>
+          <option value="">${t("use.choose")}</option>${names.map((each) => html`<option value=${each}>${each}</option>`)}</select></div>
+        <div class="field"><label for="model-1">${t("chat.beside")}</label><select id="model-1" value=${query.right ?? ""} disabled=${!query.left} onChange=${(event) => choose("right", event.target.value)}>
+          <option value="">${t("chat.alone")}</option>${hasBase ? html`<option value=${BASE}>${t("chat.base")}</option>` : null}
+          ${names.filter((each) => each !== query.left).map((each) => html`<option value=${each}>${each}</option>`)}</select></div></div>
+      ${query.left ? html`<div class=${columns.length > 1 ? "sides" : ""}>${columns.map((each, i) => html`<${Column} key=${each.title} of=${each} id=${i} />`)}</div>` : html`<p class="quiet">${t("chat.about")}</p>`}
       <form onSubmit=${send}><label for="message" class="hidden">${t("chat.message")}</label>
         <textarea id="message" rows="3" placeholder=${t("chat.message")} value=${text} onInput=${(event) => setText(event.target.value)}
           onKeyDown=${(event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event); }}></textarea>
-        <div class="buttons" style=${{ margin: ".5rem 0" }}>${busy ? html`<button type="button" onClick=${() => shown.forEach((side) => side.stop())}>${t("chat.stop")}</button>` : html`<button class="main" disabled=${!ready || !text.trim()}>${t("chat.send")}</button>`}
-          <button type="button" onClick=${() => shown.forEach((side) => side.clear())}>${t("chat.clear")}</button></div></form>
+        <div class="buttons" style=${{ margin: ".5rem 0" }}>${busy ? html`<button type="button" onClick=${() => columns.forEach(({ talk }) => talk.stop())}>${t("chat.stop")}</button>` : html`<button class="main" disabled=${!ready || !text.trim()}>${t("chat.send")}</button>`}
+          <button type="button" onClick=${() => talks.forEach((talk) => talk.clear())}>${t("chat.clear")}</button></div></form>
       <details class="box"><summary>${t("chat.settings")}</summary><div class="fields" style=${{ marginTop: ".6rem" }}>
         <div class="field long"><label for="system">${t("chat.system")}</label><textarea id="system" rows="2" value=${system} onInput=${(event) => setSystem(event.target.value)}></textarea></div>
         ${SAMPLING.map(([name]) => html`<div class="field"><label for=${`s-${name}`}>${t(`chat.${name}`)}</label><input id=${`s-${name}`} inputmode="decimal" value=${settings[name]} onInput=${(event) => setSettings({ ...settings, [name]: event.target.value })} /></div>`)}</div></details>`
     : html`<${Empty}><p>${t("chat.none")}</p><//>`}`;
 }
 
-function Side({ side, names, name, onChoose, id }) {
+function Column({ of: { model, talk, title, ofBase }, id }) {
   const end = useRef();
-  useEffect(() => { end.current?.scrollIntoView?.({ block: "nearest" }); }, [side.messages]);
-  return html`<section class="box"><div class="with"><label for=${`model-${id}`} class="hidden">${t("use.choose")}</label>
-      <select id=${`model-${id}`} value=${name ?? ""} onChange=${(event) => onChoose(event.target.value)}><option value="">${t("use.choose")}</option>${names.map((each) => html`<option value=${each}>${each}</option>`)}</select>
-      ${side.entry ? html`<button type="button" onClick=${side.unload}>${t("chat.unload")}</button>` : html`<button type="button" class="main" disabled=${!name} onClick=${side.load} data-load>${t("chat.load")}</button>`}</div>
-    <p class="small quiet" role="status">${side.entry ? (side.ready ? t("chat.ready") : html`<${State} of=${side.entry.state} /> ${side.entry.reason ?? t("chat.loading")}`) : t("chat.about")}</p>
-    ${side.error ? html`<${Failure} error=${side.error} />` : null}
-    <div class="messages" role="log" aria-live="polite" tabindex="0" aria-label=${t("page.chat")}>${side.messages.map((each, i) => html`<div key=${i} class=${`message ${each.role}`}><b class="small">${t(`chat.${each.role}`)}</b>
+  useEffect(() => { if (talk.messages.length) end.current?.scrollIntoView?.({ block: "nearest" }); }, [talk.messages]);
+  return html`<section class="box" aria-labelledby=${`column-${id}`} data-column=${id}><div class="head" style=${{ marginBottom: ".3rem" }}><h2 id=${`column-${id}`} class="grow">${title}</h2>
+      ${ofBase ? null : model.entry ? html`<button type="button" onClick=${model.unload}>${t("chat.unload")}</button>` : html`<button type="button" class="main" onClick=${model.load} data-load>${t("chat.load")}</button>`}</div>
+    <p class="small quiet" role="status"><${Standing} model=${model} ofBase=${ofBase} ready=${talk.ready} /></p>
+    ${model.error && !ofBase ? html`<${Failure} error=${model.error} />` : null}
+    <div class="messages" role="log" aria-live="polite" tabindex="0" aria-label=${title}>${talk.messages.map((each, i) => html`<div key=${i} class=${`message ${each.role}`}><b class="small">${t(`chat.${each.role}`)}</b>
       ${each.thought ? html`<div class="quiet small">${each.thought}</div>` : null}<div class="tokens">${each.content}</div>${each.note ? html`<span class="quiet small">${each.note}</span>` : null}</div>`)}<i ref=${end}></i></div></section>`;
 }
 
-// A model that answers: loaded in a process of its own, asked, and unloaded.
-function useSide(name, settings, system) {
-  const [entry, setEntry] = useState(null);
-  const [error, setError] = useState(null);
-  const [messages, setMessages] = useState([]);
-  const [busy, setBusy] = useState(null);
-  const ready = Boolean(entry?.ready);
-  // an answer that comes after the model was unloaded changes nothing
-  const look = () => get(`chat/${entry.id}`).then((found) => setEntry((now) => (now?.id === found.id ? found : now)), setError);
-  useEffect(() => {
-    if (!entry || ready || OVER.includes(entry.state)) return undefined;
-    const timer = setTimeout(look, 1000);
-    return () => clearTimeout(timer);
-  }, [entry]);
-  const load = () => {
-    setError(null);
-    post("chat", { key: [...crypto.getRandomValues(new Uint32Array(4))].join("-"), model: name, checkpoint: "last" }).then(setEntry, setError);
-  };
-  const unload = () => remove(`chat/${entry.id}`).then(() => setEntry(null), setError);
-  const send = async (content) => {
-    if (!ready) return;
-    const before = [...messages, { role: "user", content }];
-    const answer = { role: "assistant", content: "", thought: "" };
-    const control = new AbortController();
-    const show = () => setMessages([...before, { ...answer }]);
-    setBusy(control);
-    setError(null);
-    show();
-    const asked = [...(system.trim() ? [{ role: "system", content: system }] : []), ...before.map(({ role, content: own }) => ({ role, content: own }))];
-    const sampling = Object.fromEntries(Object.entries(settings).filter(([, value]) => value.trim() !== "").map(([key, value]) => [key, Number(value)]));
-    try {
-      await stream(`chat/${entry.id}/reply`, { messages: asked, sampling }, (kind, data) => {
-        if (kind === "piece") { answer.content += data.text ?? ""; answer.thought += data.thought ?? ""; }
-        if (kind === "end") answer.note = t("chat.end", { n: data.tokens, time: data.seconds.toFixed(1) });
-        if (kind === "failed") answer.note = data.message;
-        show();
-      }, control.signal);
-      answer.note ??= t("chat.cut"); // an answer ends with one of the two
-      show();
-      look(); // its process may have ended
-    } catch (refused) {
-      if (refused.name !== "AbortError") setError(refused);
-    }
-    setBusy(null);
-  };
-  return { entry, ready, error, messages, busy, load, unload, send, stop: () => busy?.abort(), clear: () => setMessages([]) };
+// Says where a column's model stands, and why it waits.
+function Standing({ model, ofBase, ready }) {
+  const { entry } = model;
+  if (ready) return t(ofBase ? "chat.base_ready" : "chat.ready");
+  if (!entry) return t(ofBase ? "chat.base_about" : "chat.about");
+  if (ofBase && !entry.withBase) {
+    const again = async () => { await model.unload(); await model.load(); };
+    return html`${t("chat.base_again")} <button type="button" onClick=${again} data-again>${t("chat.again")}</button>`;
+  }
+  if (OVER.includes(entry.state)) return html`<${State} of=${entry.state} /> ${entry.reason ?? ""}`;
+  return html`<${State} of=${entry.state} /> ${entry.waits ? why(entry.waits) : t("chat.loading")}`;
+}
+
+function why(waits) {
+  const holders = waits.behind.map((each) => t("chat.holds", { verb: t(`verb.${each.verb}`), run: each.run }));
+  const by = new Intl.ListFormat(locale()).format(holders);
+  return by ? t("chat.waits_behind", { by }) : t(`chat.waits_${waits.for}`);
 }
