@@ -115,7 +115,8 @@ OWNERS = {
     "safetensors": {"checkpoint", "models", "export/runtimes/exchange.py"},
     "obstore": {"runtime/object_store.py"},
     "bitsandbytes": {"models/quantised_base.py"},
-    "torchao": {"models/torchao_export.py", "models/torchao_base.py", "models/fake_quantised.py", "models/fp8.py"},
+    "compressed_tensors": {"models/int4_export.py"},
+    "torchao": {"models/rounded_export.py", "models/torchao_base.py", "models/fake_quantised.py", "models/fp8.py"},
 }
 
 
