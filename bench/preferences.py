@@ -379,10 +379,11 @@ def page(found: Sequence[tuple[Case, list[Pair]]], task: Task, options: argparse
             "Ratios are drivetrain's over TRL's: of samples a second of processor time above 1 and of memory below 1 "
             "drivetrain is better. Fresh "
             "processes in turns, order swapped from pair to pair, a new seed for each pair; pairs with more than "
-            f"{options.foreign} cores of foreign work are discarded. `python bench/preferences.py` repeats it. Rows longer "
-            "than the context are left out and both sides take the others in one order, so that the losses of each step "
-            f"agree: to {TOLERANCES['dpo']:g} in fp32 for dpo and reward, to {TOLERANCE_BF16:.0%} where a side computes in "
-            f"bf16, and to {TOLERANCES['kto']:.0%} for kto, whose mismatched answers each draws in its own way.",
+            f"{options.foreign} cores of foreign work are discarded. `python bench/preferences.py` repeats it. "
+            "Rows longer than the context are left out and both sides take the others in one order, so that the losses "
+            f"of each step agree: to {TOLERANCES['dpo']:g} in fp32 for dpo and reward, to {TOLERANCE_BF16:.0%} where a "
+            f"side computes in bf16, and to {TOLERANCES['kto']:.0%} for kto, whose mismatched answers each draws in "
+            "its own way.",
             "",
             machine_line() + f" TRL {trl_version()}.",
             "",
