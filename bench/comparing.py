@@ -93,6 +93,7 @@ WATCHING = """
 import json, sys, time
 from pathlib import Path
 from drivetrain.compare import runner, verbs
+from drivetrain.compare.cell_process import Limits
 from drivetrain.compare.matrix import Job
 
 watch = runner.run_matrix
@@ -102,7 +103,7 @@ def timed(*given):
     print(json.dumps([time.process_time() - used, time.perf_counter() - at]))
     return found
 verbs.run_matrix = timed
-verbs.compare(Path(sys.argv[1]), [], Path(sys.argv[2]), 1, Job("train", None), runner.Limits(), runner.Again.ALL)
+verbs.compare(Path(sys.argv[1]), [], Path(sys.argv[2]), 1, Job("train", None), Limits(), runner.Again.ALL)
 """
 
 

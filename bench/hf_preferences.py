@@ -47,7 +47,7 @@ def main(run_file: Path, result_file: Path) -> None:
         "processor_rate": run["samples"] / busy,
         "whole_seconds": time.perf_counter() - start,
         "memory": resident.added(),
-        "loss": done.metrics["train_loss"],
+        "losses": [each["loss"] for each in trainer.state.log_history if "loss" in each],
         "answer_tokens": sum(lengths) / max(len(lengths), 1),
     }
     result_file.write_text(json.dumps(result))

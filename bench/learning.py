@@ -3,7 +3,8 @@
     python bench/learning.py preference      # dpo: 5,000 made pairs; labels by rule, and shuffled
     python bench/learning.py addition        # sft, then grpo: two-digit addition
     python bench/learning.py rewarded        # sft, reward, then ppo by that reward model
-    python bench/learning.py pairs --data dpo_en_demo.json --texts alpaca_en_demo.json      # reward, dpo: real pairs
+    python bench/learning.py pairs --data dpo_en_demo.json --texts alpaca_en_demo.json   # reward, dpo: real pairs;
+                                             # labels as they are, and shuffled
 
 Each command replaces its own part of bench/results/learning.md. Answers are drawn by Transformers alone, from the
 checkpoints that a run leaves.

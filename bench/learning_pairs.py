@@ -81,10 +81,11 @@ def made_pair(number: int, draw: np.random.Generator) -> Pair:
 def half_swapped(rows: list[Pair], draw: np.random.Generator) -> list[Pair]:
     """Returns the rows with the labels of one half, drawn at random, swapped."""
     swapped = set(draw.permutation(len(rows))[: len(rows) // 2].tolist())
-    return [
-        {**row, "chosen": row["rejected"], "rejected": row["chosen"]} if number in swapped else row
-        for number, row in enumerate(rows)
-    ]
+    return [swapped_row(row) if number in swapped else row for number, row in enumerate(rows)]
+
+
+def swapped_row(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "chosen": row["rejected"], "rejected": row["chosen"]}
 
 
 def started(folder: Path, pairs: list[Pair]) -> Trained:
@@ -112,20 +113,27 @@ def real_pairs(folder: Path, options: argparse.Namespace) -> Table:
     rows = [each for each, (chosen, rejected) in zip(given, sides, strict=True) if chosen != rejected]
     common = {"length": LENGTH, "template": "chatml", "cache": str(folder / "cache")}
     start = taught_on_texts(folder, options.texts, common)
-    order = np.random.default_rng(options.seed).permutation(len(rows))
-    found: dict[str, list[tuple[float, int]]] = {stage: [] for stage in options.stages}
+    draw = np.random.default_rng(options.seed)
+    order = draw.permutation(len(rows))
+    # each label by a coin of its own: of exactly one half, those held out would be the more where those learned are few
+    tossed = [swapped_row(row) if swap else row for row, swap in zip(rows, draw.random(len(rows)) < 0.5, strict=True)]
+    labels = {"": rows, ", shuffled labels": tossed}
+    found: dict[str, list[tuple[float, int]]] = {f"{stage}{way}": [] for stage in options.stages for way in labels}
     seconds = dict.fromkeys(found, 0.0)
     for number, held in enumerate(np.array_split(order, FOLDS)):
-        parts = {"train": [rows[i] for i in order if i not in set(held)], "evaluation": [rows[i] for i in held]}
-        source = {"formatting": "sharegpt", "columns": {"chosen": "chosen", "rejected": "rejected"}}
-        data = {key: [{**source, "path": written(folder, f"{key}-{number}", part)}] for key, part in parts.items()}
-        for stage in found:
-            lr = {"reward": 1e-4, "dpo": 5e-5}[stage]
-            model = {"path": str(start.checkpoint)}
-            done = trained(folder, f"{stage}-{number}", run_of(stage, model, common | data, lr, 8, {"epochs": EPOCHS}))
-            found[stage].append((done.metrics["reward_accuracy"], len(held)))
-            seconds[stage] += done.seconds
-            print(stage, number, f"{done.metrics['reward_accuracy']:.3f}", flush=True)
+        for name, folds in found.items():
+            stage, shuffled, _ = name.partition(",")
+            own = labels[name.removeprefix(stage)]
+            parts = {"train": [own[i] for i in order if i not in set(held)], "evaluation": [own[i] for i in held]}
+            source = {"formatting": "sharegpt", "columns": {"chosen": "chosen", "rejected": "rejected"}}
+            place = f"{number}{'-shuffled' if shuffled else ''}"
+            data = {key: [{**source, "path": written(folder, f"{key}-{place}", part)}] for key, part in parts.items()}
+            lr, model = {"reward": 1e-4, "dpo": 5e-5}[stage], {"path": str(start.checkpoint)}
+            run = run_of(stage, model, common | data, lr, 8, {"epochs": EPOCHS})
+            done = trained(folder, f"{stage}-{place}", run)
+            folds.append((done.metrics["reward_accuracy"], len(held)))
+            seconds[name] += done.seconds
+            print(name, number, f"{done.metrics['reward_accuracy']:.3f}", flush=True)
     table = []
     for stage, folds in found.items():
         count = sum(size for _, size in folds)
@@ -139,7 +147,8 @@ def real_pairs(folder: Path, options: argparse.Namespace) -> Table:
     text = (
         f"{len(rows)} pairs of dpo_en_demo, of at most {LENGTH} tokens; a model of {WIDTH} x {BLOCKS} that learned "
         f"alpaca_en_demo for three epochs from random weights, then {EPOCHS} epoch of pairs. Each pair is held out "
-        f"in one of {FOLDS} folds; accuracy is of all held-out pairs, with its 95 % interval, and of each fold. The "
+        f"in one of {FOLDS} folds; accuracy is of all held-out pairs, with its 95 % interval, and of each fold. "
+        "Shuffled: each label is swapped or not by a coin, those of held-out pairs too. The "
         "last row is the rule that the shorter answer is better, by characters."
     )
     return text, ["stage", "held-out pairs", "accuracy", "of folds", "seconds"], table

@@ -4,10 +4,11 @@
     python bench/preferences.py --data dpo_en_demo.json           # LLaMA-Factory's
     python bench/preferences.py                                   # with made pairs
 
-Same model folder, rows, batch size, optimizer (AdamW, clipping at 1), learning rate and schedule, one epoch. The clock
-is the training loop's: reading and tokenising are left out, as are evaluation and saving; answers of GRPO and their
-rewards are within. Memory is what the process takes above its imports, at its peak; drivetrain computes rewards in a
-process beside, which does not count.
+Same model folder, rows in the same order, batch size, optimizer (AdamW, clipping at 1), learning rate and schedule, one
+epoch. Rows longer than the context are left out, since the two cut them in different ways. So the losses of each step
+agree, and the bench stops where they do not (`check_losses`). The clock is the training loop's: reading and tokenising
+are left out, as are evaluation and saving; answers of GRPO and their rewards are within. Memory is what the process
+takes above its imports, at its peak; drivetrain computes rewards in a process beside, which does not count.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ from pathlib import Path
 from typing import Any
 
 import interleaved
+import numpy as np
 import run_files
 import torch
 from interleaved import BENCH, Measurement, Pair, add_options, in_turns, measure, quartiles, repeat, undisturbed
 from sft import memory_ratio, reached, trl_version
 from sft_data import conversations, model_folder, write_rows
 from tables import machine_line, markdown_table, write
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from drivetrain.data.order import GlobalOrder
 
 RESULTS = BENCH / "results"
 STAGES = ("dpo", "kto", "reward", "grpo")
@@ -38,6 +43,10 @@ PADDED = {"workload.data.packing": False}
 PLAIN = {"bf16": False, "gradient_checkpointing": False}  # TRL's own are True
 BF16 = {"precision": "bf16-mixed"}
 LR = 1e-5
+# how far the losses of a step may be apart, relative to the larger. In bf16 logits have 8 bits. KTO estimates its
+# divergence on prompts with answers of other rows, which the two choose in different ways; GRPO draws other answers
+TOLERANCES = {"dpo": 1e-4, "kto": 2e-2, "reward": 1e-4}
+TOLERANCE_BF16 = 2e-2
 BATCH = 8  # TRL's default; of GRPO 8 answers to one prompt
 LENGTH = 1024
 
@@ -108,7 +117,9 @@ def parse() -> argparse.Namespace:
 class Task:
     folder: Path
     model: Path
-    files: dict[str, Path]  # stage → rows; "ours" those of grpo, as drivetrain reads them
+    classifier: Path  # the same model with a score in place of the head, for reward
+    rows: dict[str, list[dict[str, Any]]]  # by stage
+    ours: dict[str, Path]  # stage → the rows as drivetrain reads them
     samples: dict[str, int]  # stage → what is counted: pairs, labelled answers, drawn answers
     new_tokens: int
 
@@ -117,10 +128,10 @@ def prepare(options: argparse.Namespace, folder: Path) -> Task:
     every = pairs_of(options.data) if options.data else made_pairs(4 * options.samples)
     if options.samples > len(every):
         raise SystemExit(f"{options.samples} pairs are asked for; {options.data} holds {len(every)}")
-    rows = every[: options.samples]
     texts = [{"p": row["prompt"][-1]["content"], "c": row["chosen"][0]["content"]} for row in every]
     sizes = {"tokens": 8_000, "vocabulary": 8_000, "width": options.width, "blocks": options.blocks}
     model = model_folder(folder / "model", texts, length=LENGTH + options.new_tokens, **sizes)
+    rows = those_that_fit(every, model)[: options.samples]
     labelled = [
         {"prompt": row["prompt"], "completion": row["rejected" if n % 2 else "chosen"], "label": n % 2 == 0}
         for n, row in enumerate(rows)
@@ -128,9 +139,27 @@ def prepare(options: argparse.Namespace, folder: Path) -> Task:
     few = rows[: max(options.samples // BATCH, 1)]
     contents = {"dpo": rows, "kto": labelled, "reward": rows, "grpo": [{"prompt": row["prompt"]} for row in few]}
     counts = {stage: len(content) * (BATCH if stage == "grpo" else 1) for stage, content in contents.items()}
-    contents["ours"] = [{"messages": row["prompt"] + row["chosen"]} for row in few]
-    files = {stage: write_rows(folder / f"{stage}.jsonl", content) for stage, content in contents.items()}
-    return Task(folder, model, files, counts, options.new_tokens)
+    read = {**contents, "grpo": [{"messages": row["prompt"] + row["chosen"]} for row in few]}
+    ours = {stage: write_rows(folder / f"ours-{stage}.jsonl", content) for stage, content in read.items()}
+    return Task(folder, model, with_a_score(model, folder / "classifier"), contents, ours, counts, options.new_tokens)
+
+
+def those_that_fit(rows: Sequence[dict[str, Any]], model: Path) -> list[dict[str, Any]]:
+    """Returns the rows of which neither side is longer than LENGTH."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def tokens(messages: list[dict[str, str]]) -> int:
+        return len(tokenizer(tokenizer.apply_chat_template(messages, tokenize=False)).input_ids)
+
+    return [row for row in rows if max(tokens(row["prompt"] + row[side]) for side in ("chosen", "rejected")) <= LENGTH]
+
+
+def with_a_score(model: Path, folder: Path) -> Path:
+    """Writes the model as a classifier of one label, so that both sides begin with the same random score."""
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_pretrained(model, num_labels=1).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return folder
 
 
 def pairs_of(file: Path) -> list[dict[str, Any]]:
@@ -168,21 +197,46 @@ def made_pairs(count: int) -> list[dict[str, Any]]:
 def measured(case: Case, task: Task, options: argparse.Namespace) -> Iterator[Pair]:
     def pair(number: int) -> Pair:
         mine = run_files.write_run(task.folder / "ours.json", our_run(case, task, number))
+        write_rows(task.folder / f"theirs-{case.stage}.jsonl", in_our_order(task.rows[case.stage], case, number))
         other = run_files.write_run(task.folder / "theirs.json", their_run(case, task, number))
 
         def theirs() -> Measurement:
             return measure("hf_preferences.py", other, task.folder / "theirs.out")
 
-        return in_turns(lambda: our_measurement(mine, case, task), theirs, number, options.foreign)
+        found = in_turns(lambda: our_measurement(mine, case, task), theirs, number, options.foreign)
+        check_losses(case, found)
+        return found
 
     return repeat(pair, options.pairs, options.attempts)
+
+
+def in_our_order(rows: Sequence[dict[str, Any]], case: Case, seed: int) -> list[dict[str, Any]]:
+    """Returns the rows as drivetrain takes them in an epoch with this seed; TRL takes them as they stand."""
+    order = GlobalOrder(len(rows), batch_of(case.stage), seed)
+    return [rows[index] for step in range(int(order.steps_per_epoch)) for index in order.batch(step)[1]]
+
+
+def batch_of(stage: str) -> int:
+    """Returns the rows of a step."""
+    return 1 if stage == "grpo" else BATCH
+
+
+def check_losses(case: Case, pair: Pair) -> None:
+    """Stops the bench where the two sides compute other losses of the same rows: they would not do the same work."""
+    if case.stage not in TOLERANCES:
+        return
+    ours, theirs = (np.array(side.facts["losses"]) for side in (pair.ours, pair.theirs))
+    is_plain = "bf16" in case.theirs and case.ours.get("precision") is None
+    bound = TOLERANCES[case.stage] if is_plain else max(TOLERANCES[case.stage], TOLERANCE_BF16)
+    if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=bound, atol=0):
+        raise SystemExit(f"{case.name}: losses of steps differ by more than {bound:g}: {ours} and TRL's {theirs}")
 
 
 def our_measurement(run_file: Path, case: Case, task: Task) -> Measurement:
     found = measure("ours.py", run_file, task.folder / "ours.out")
     loop = found.facts["loop_seconds"] - found.facts["parts"].get("save", 0.0)
-    loss = statistics.fmean(found.facts["losses"].values())
-    facts = {"memory": found.facts["memory"], "loss": loss, "parts": found.facts["parts"]}
+    losses = list(found.facts["losses"].values())
+    facts = {"memory": found.facts["memory"], "losses": losses, "parts": found.facts["parts"]}
     answers = task.folder / "run" / "samples.jsonl"
     if case.stage == "grpo":
         made = [json.loads(line)["answer_tokens"] for line in answers.read_text().splitlines()]
@@ -194,14 +248,14 @@ def our_measurement(run_file: Path, case: Case, task: Task) -> Measurement:
 
 def our_run(case: Case, task: Task, seed: int) -> dict[str, Any]:
     data = {
-        "train": str(task.files["ours" if case.stage == "grpo" else case.stage]),
+        "train": str(task.ours[case.stage]),
         "length": LENGTH,
         "cache": str(task.folder / f"cache-{seed}"),
     }
     workload: dict[str, Any] = {
         "type": "language_model",
         "stage": case.stage,
-        "model": {"path": str(task.model)},
+        "model": {"path": str(model_of(case, task))},
         "data": {**data, "evaluation_fraction": 0},
         "preference": {},
     }
@@ -211,7 +265,7 @@ def our_run(case: Case, task: Task, seed: int) -> dict[str, Any]:
     run: dict[str, Any] = {
         "workload": workload,
         "seed": seed,
-        "batch_size": 1 if case.stage == "grpo" else BATCH,
+        "batch_size": batch_of(case.stage),
         "loop": {"epochs": 1, "max_grad_norm": 1.0},
         "tracking": {"log_every": 1},
         "optimizer": {"name": "adamw", "lr": LR},
@@ -227,6 +281,10 @@ def our_run(case: Case, task: Task, seed: int) -> dict[str, Any]:
     return run
 
 
+def model_of(case: Case, task: Task) -> Path:
+    return task.classifier if case.stage == "reward" else task.model
+
+
 def their_run(case: Case, task: Task, seed: int) -> dict[str, Any]:
     arguments = {
         "output_dir": str(task.folder / "their-run"),
@@ -236,18 +294,21 @@ def their_run(case: Case, task: Task, seed: int) -> dict[str, Any]:
         "seed": seed,
         "save_strategy": "no",
         "report_to": "none",
+        "train_sampling_strategy": "sequential",  # rows are written in drivetrain's order
+        "logging_steps": 1,
         "use_cpu": not torch.cuda.is_available(),  # TRL refuses its own bf16 on a CPU else
-        **({"max_completion_length": task.new_tokens, "logging_steps": 1} if case.stage == "grpo" else {}),
+        **({"max_completion_length": task.new_tokens, "shuffle_dataset": False} if case.stage == "grpo" else {}),
         **case.theirs,
     }
-    rows, samples = str(task.files[case.stage]), task.samples[case.stage]
+    if case.stage == "grpo":
+        del arguments["train_sampling_strategy"]
     return {
         "stage": case.stage,
         "arguments": arguments,
         "seed": seed,
-        "model": str(task.model),
-        "train": rows,
-        "samples": samples,
+        "model": str(model_of(case, task)),
+        "train": str(task.folder / f"theirs-{case.stage}.jsonl"),
+        "samples": task.samples[case.stage],
     }
 
 
@@ -263,7 +324,7 @@ def pair_row(number: int, pair: Pair) -> list[str]:
         f"{processor_ratio(pair):.2f}",
         *(f"{facts['memory'] / 2**20:,.0f}" for facts in sides),
         f"{memory_ratio(pair):.2f}",
-        *(f"{facts['loss']:.3f}" for facts in sides),
+        *(f"{statistics.fmean(facts['losses']):.4f}" for facts in sides),
         *(f"{facts.get('answer_tokens') or 0:.0f}" for facts in sides),
         f"{pair.foreign_cores:.3f}" + (" (discarded)" if pair.disturbed else ""),
     ]
@@ -301,8 +362,6 @@ def page(found: Sequence[tuple[Case, list[Pair]]], task: Task, options: argparse
         "memory, MiB",
         "theirs",
         "ratio",
-        "mean loss",
-        "theirs",
     ]
     each += ["mean loss", "theirs", "answer tokens", "theirs", "foreign cores"]
     tables = [

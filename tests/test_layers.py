@@ -101,7 +101,7 @@ OWNERS = {
     "xllamacpp": {"export/runtimes/llama_cpp.py"},
     "llguidance": {"generation/constraints.py"},
     "kubeflow_trainer_api": {"launch/manifest_check.py"},
-    "ray": {"launch/on_ray.py"},
+    "ray": {"launch/on_ray.py", "launch/ray_connection.py", "compare/on_ray.py"},
     "math_verify": {"rewards/verifiers.py"},
     "typer": {"cli"},
     "prompt_toolkit": {"inference/chat/lines.py"},

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from drivetrain.compare.cell_process import Glance
 from drivetrain.compare.live import MatrixView, _progress
 from drivetrain.compare.matrix import Job, Matrix, build_matrix
 from drivetrain.compare.outcome import Outcome
-from drivetrain.compare.runner import Glance
 from drivetrain.config.axes import read_axes
 from drivetrain.tracking.events import StepDone
 from drivetrain.tracking.jsonl import JsonlTracker

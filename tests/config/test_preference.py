@@ -83,6 +83,8 @@ def test_the_reference_is_the_base_where_adapters_start_without_effect(
         ({"reference_every": 5}, ""),
         ({"reference_every": 5, "reference": "none"}, "the reference is none"),
         ({"reference_mixing": 0.3}, "no copy follows the model"),
+        ({"likelihood_weights": True}, ""),
+        ({"loss": "aot", "likelihood_weights": True}, "the loss aot has none"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path: Path, given: dict[str, Any], why: str) -> None:

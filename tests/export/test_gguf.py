@@ -22,7 +22,7 @@ from drivetrain.export.formats import DTYPES, FORMATS, GGML
 from drivetrain.export.gguf_vocabulary import SPLITS
 from drivetrain.export.request import Request
 from drivetrain.launch.prepare import run_file_of
-from tests.small_tokenizers import WORDS, made
+from tests.small_tokenizers import WORDS
 from tests.tiny_language import ROWS, write_lines
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -162,11 +162,6 @@ def test_models_that_llama_cpp_would_compute_otherwise_are_refused_with_every_re
     assert [word in str(refused.value) for word in ("gelu", "sliding window of 32", "yarn")] == [True] * 3
     with pytest.raises(UserError, match="the model is a mamba, and gguf takes llama, mistral"):
         gguf_architectures.architecture_of(transformers.MambaConfig())
-
-
-def test_wordpiece_has_no_place_in_the_file() -> None:
-    with pytest.raises(UserError, match="of the kind WordPiece"):
-        gguf_vocabulary.write_vocabulary(made("bert"), 400, frozenset(), None)
 
 
 def test_k_quants_are_left_to_the_tool_that_makes_them(run: RunConfig, tmp_path: Path) -> None:

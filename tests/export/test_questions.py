@@ -31,7 +31,7 @@ def test_prompts_leave_the_model_places_for_an_answer(places: int, length: int |
         encoded=lambda texts: [[] for _ in texts],
     )
     model = SimpleNamespace(config=GPT2Config(n_positions=places, vocab_size=50))
-    found = _of_sequences(workload, model, cast(Any, None), [None], 8).prompts
+    found = _of_sequences(workload, model, cast(Any, None), [None], 8, 0).prompts
     assert found == ([] if length is None else [ids[-length:]])
 
 
@@ -49,6 +49,13 @@ def test_a_graph_is_asked_for_texts_by_the_tokenizer_beside_it(tmp_path: Path) -
 def test_texts_and_conversations_without_an_answer_are_failures() -> None:
     dialogue = Dialogue([{"role": "user", "content": "hi"}], [], (1, 2))
     questions = Questions([], [], dialogues=[dialogue], texts=["ab"], text_ids=[[3]])
-    assert len(_tokenizer_failures(questions, Answered([]))) == 2
-    assert _tokenizer_failures(questions, Answered([], dialogues=[[1, 2]], texts=[[3]])) == []
-    assert "gives other ids" in _tokenizer_failures(questions, Answered([], dialogues=[[1, 2]], texts=[[4]]))[0]
+    assert len(_tokenizer_failures(questions, Answered([]), None)) == 2
+    assert _tokenizer_failures(questions, Answered([], dialogues=[[1, 2]], texts=[[3]]), None) == []
+    assert "gives other ids" in _tokenizer_failures(questions, Answered([], dialogues=[[1, 2]], texts=[[4]]), None)[0]
+
+
+def test_only_rows_of_the_unknown_token_count_as_one() -> None:
+    questions = Questions([], [], texts=["ab"], text_ids=[[7, 7, 3, 3, 7]])
+    assert _tokenizer_failures(questions, Answered([], texts=[[7, 3, 3, 7]]), 7) == []
+    assert _tokenizer_failures(questions, Answered([], texts=[[7, 7, 3, 7]]), 7)
+    assert _tokenizer_failures(questions, Answered([], texts=[[7, 3, 3, 7]]), None)

@@ -41,6 +41,7 @@ def run_of(folder: Path, **given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             {"divergence": "alpha", "divergence_alpha": 0.3},
         ),
         ({"loss_type": "discopop", "discopop_tau": 0.1}, "dpo", {"discopop_tau": 0.1}),
+        ({"loss_type": "ipo", "use_weighting": True}, "dpo", {"loss": "ipo", "likelihood_weights": True}),
         ({"ld_alpha": 0.4, "beta": 0.3}, "dpo", {"ld_alpha": 0.4, "beta": 0.3}),
         ({"loss_type": "ipo", "precompute_ref_log_probs": True}, "dpo", {"reference": "cached"}),
         (
@@ -71,7 +72,6 @@ def test_a_smoothing_that_the_loss_does_not_read_there_is_not_read_here(tmp_path
 @pytest.mark.parametrize(
     ("given", "key", "why"),
     [
-        ({"loss_type": "ipo", "use_weighting": True}, "use_weighting", "not weighted by their likelihood"),
         ({"loss_type": "ipo", "truncation_mode": "keep_end"}, "truncation_mode", "loses the beginning"),
         ({"loss_type": "ipo", "max_length": None}, "max_length", "give workload.data.length"),
         ({"loss_type": ["robust", "sigmoid"], "label_smoothing": 0.1}, "label_smoothing", "there robust alone"),

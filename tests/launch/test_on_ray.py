@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 
 from drivetrain.checkpoint.directory import steps
 from drivetrain.tracking.jsonl import read_events
+from tests.launch.ray_cluster import three_nodes
 from tests.launch.test_start import command, prepared
 
 pytest.importorskip("ray", reason="drivetrain[ray] is not installed")
@@ -25,17 +25,8 @@ WORDS = ("engine=ddp", "device=cpu", "max_restarts=2", "checkpoints.every_steps=
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes of one core each, and a third that takes the place of a lost one."""
-    from ray.cluster_utils import Cluster
-
-    size = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-    before = os.environ.get("RAY_USAGE_STATS_ENABLED")
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    found = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
-    found.spares = [found.add_node(**size) for _ in range(2)]
-    yield found
-    found.shutdown()
-    os.environ.pop("RAY_USAGE_STATS_ENABLED") if before is None else os.environ.update(RAY_USAGE_STATS_ENABLED=before)
+    with three_nodes() as found:
+        yield found
 
 
 def trained(folder: Path, output: str, *words: str) -> bytes:

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from drivetrain.data.row_shape import Rows
+from drivetrain.errors import RunError
+from drivetrain.measure.flops import FlopCount
 from drivetrain.models.packed_attention import bounds_of
 from drivetrain.models.sequence_operator import attend_apart
 
@@ -48,3 +50,60 @@ def test_it_keeps_to_the_rules_of_operators() -> None:
     operator: Any = torch.ops.drivetrain.attend_apart.default
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(operator, (*parts, bounds, 3, 0.3), test_utils=tests)
+
+
+# two prompts: one with three answers, of which one is a token long, and one with two; a sequence alone stands between
+BRANCHES = torch.tensor([[*range(6), *range(3, 8), 3, *range(4), *range(5), *range(1, 3)]])
+
+
+def seen_in_branches(positions: Tensor) -> Tensor:
+    """Which places see which, (T, T), worked out place by place."""
+    seen = torch.zeros(len(positions), len(positions), dtype=torch.bool)
+    root = begin = 0
+    for place, position in enumerate(positions.tolist()):
+        if not place or position != positions[place - 1] + 1:
+            begin = place
+            root = root if position else place
+        seen[place, begin : place + 1] = True
+        seen[place, root : root + int(positions[begin])] = True
+    return seen
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+def test_answers_that_share_a_prompt_see_it_and_themselves(heads: int) -> None:
+    torch.manual_seed(0)
+    length = BRANCHES.shape[1]
+    query = torch.randn(1, length, 4, 8).transpose(1, 2)
+    parts = [part.requires_grad_() for part in (query, *(torch.randn(1, heads, length, 8) for _ in range(2)))]
+    bounds = bounds_of(BRANCHES)
+    assert bounds is not None
+    assert bounds[0, :, 0].tolist() == [[0, 6, 11, 12, 16, 21, 23], [0, 3, 3, 0, 0, 1, 0]]
+    found = attend_apart(parts[0], parts[1], parts[2], bounds, None, None)
+    seen = seen_in_branches(BRANCHES[0])
+    expected = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], seen, enable_gqa=True).transpose(1, 2)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    outward = torch.randn_like(found)
+    pairs: Any = zip(*(torch.autograd.grad(each, parts, outward) for each in (found, expected)), strict=True)
+    for own, theirs in pairs:
+        torch.testing.assert_close(own, theirs, rtol=1e-5, atol=2e-6)
+
+
+def test_a_branch_longer_than_the_window_is_refused() -> None:
+    """Its mask would be one that no kernel here is given."""
+    parts = [torch.randn(1, 2, BRANCHES.shape[1], 8) for _ in range(3)]
+    bounds = bounds_of(BRANCHES)
+    assert bounds is not None
+    attend_apart(parts[0], parts[1], parts[2], bounds, 8, None)
+    with pytest.raises(RunError, match="8 tokens, and a window of 7"):
+        attend_apart(parts[0], parts[1], parts[2], bounds, 7, None)
+
+
+def test_operations_of_answers_that_share_a_prompt_are_counted_by_what_they_see() -> None:
+    parts = [torch.randn(1, 2, BRANCHES.shape[1], 8, requires_grad=True) for _ in range(3)]
+    bounds = bounds_of(BRANCHES)
+    assert bounds is not None
+    with FlopCount() as count:
+        attend_apart(parts[0], parts[1], parts[2], bounds, None, None).sum().backward()
+    pairs = 6 * 6 + 5 * 8 + 1 * 4 + 4 * 4 + 5 * 5 + 2 * 3  # queries times the keys that they are given
+    products = 2 + 5  # forward and backward
+    assert count.total == products * 2 * 2 * 8 * pairs

@@ -31,11 +31,12 @@ REWARD = {"use": "tests.rewards.scores:letters"}
 
 @dataclass(frozen=True)
 class PolicyCase(MeshCase):
-    """stage, learning: as in a run file."""
+    """stage, learning: as in a run file. shared: whether packed answers share their prompt."""
 
     stage: str = "grpo"
     learning: Mapping[str, Any] = field(default_factory=dict, hash=False)
     packing: bool = True
+    shared: bool = True
 
     @property
     def clip(self) -> float:
@@ -43,7 +44,8 @@ class PolicyCase(MeshCase):
 
     @property
     def name(self) -> str:
-        return f"{super().name}-{self.stage}-{self.learning}{'' if self.packing else '-padded'}"
+        how = f"{'' if self.packing else '-padded'}{'' if self.shared else '-unshared'}"
+        return f"{super().name}-{self.stage}-{self.learning}{how}"
 
 
 class SeededPpo(PpoWorkload):
@@ -57,7 +59,9 @@ def workload(case: PolicyCase) -> PolicyWorkload:
     folder.mkdir(exist_ok=True)
     learning = {"rewards": REWARD, "answers": ANSWERS, "updates": UPDATES, "passes": PASSES, **case.learning}
     kind = SeededPpo if case.stage == "ppo" else Seeded
-    return kind(configured(folder, case.stage, **learning, data={"packing": case.packing}), seed=0)
+    made = kind(configured(folder, case.stage, **learning, data={"packing": case.packing}), seed=0)
+    made.shares_prompts = case.shared
+    return made
 
 
 def run_config() -> RunConfig:

@@ -39,13 +39,15 @@ STEPS, BATCH, ROWS, CLIP, BETA, RATE = 6, 10, 34, 0.5, 0.5, 0.2
 @dataclass(frozen=True)
 class PairCase(MeshCase):
     """stage and preference: as in a run file. lora: whether adapters are trained, and the base is the reference. nf4:
-    whether that base is in 4 bits. ranks: of an engine that is no mesh."""
+    whether that base is in 4 bits. shared: whether packed sides share their prompt. ranks: of an engine that is no
+    mesh."""
 
     stage: str = "dpo"
     preference: Mapping[str, Any] = field(default_factory=dict, hash=False)
     lora: bool = False
     packing: bool = True
     nf4: bool = False
+    shared: bool = True
     ranks: int = 2
 
     @property
@@ -61,6 +63,7 @@ class PairCase(MeshCase):
         loss = json.dumps(self.preference.get("loss", self.stage))
         parts = [super().name, loss, *(["nf4"] if self.nf4 else []), *(["lora"] if self.lora else [])]
         parts += [] if self.packing else ["padded"]
+        parts += [] if self.shared else ["unshared"]
         return "-".join([*parts, *([f"{self.ranks} ranks"] if self.ranks != 2 else [])])
 
     @property
@@ -122,6 +125,7 @@ def workload(case: PairCase) -> Any:
     made = KINDS.get(case.stage, Seeded)(config.model_copy(update={"preference": settled}), seed=0)
     base = QuantisedBase(format="nf4") if case.nf4 else None
     made.adapters = AdapterSet(adapters, None, base) if adapters else None
+    made.shares_prompts = case.shared
     return made
 
 

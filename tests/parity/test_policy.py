@@ -17,6 +17,7 @@ SINGLE, DDP, FSDP = {"name": "single"}, {"name": "ddp"}, {"name": "fsdp"}
 HELD, SEQUENCE, DAPO = {"beta": BETA}, {"importance": "sequence"}, {"loss": "dapo"}
 QUICK = [
     PolicyCase(SINGLE, learning=HELD),
+    PolicyCase(SINGLE, learning=HELD, shared=False),
     PolicyCase(SINGLE, learning=SEQUENCE, packing=False),
     PolicyCase(DDP, learning=HELD),
     PolicyCase(FSDP, learning=HELD),

@@ -19,10 +19,12 @@ CENTRED = {"centring": 0.1}
 KTO = {"desirable_weight": 1.5, "undesirable_weight": 0.75}
 QUICK = [
     PairCase(SINGLE, accumulation=1),
+    PairCase(SINGLE, shared=False),
     PairCase(SINGLE, packing=False, preference=MIXED),
     PairCase(SINGLE, preference=SORTED),
     PairCase(SINGLE, stage="kto", preference=KTO),
     PairCase(SINGLE, stage="reward", preference=CENTRED),
+    PairCase(SINGLE, stage="reward", preference=CENTRED, shared=False),
     PairCase(SINGLE, stage="reward", preference=CENTRED, packing=False),
     PairCase(DDP, stage="kto", preference=KTO),
     PairCase(DDP, preference=SORTED),
@@ -32,6 +34,8 @@ QUICK = [
 ]
 SLOW = [
     PairCase(SINGLE, lora=True),
+    PairCase(SINGLE, stage="orpo"),
+    PairCase(DDP, shared=False),
     PairCase(DDP, stage="reward", preference=CENTRED),
     PairCase(ZERO3, stage="reward", preference=CENTRED),
     PairCase(TP, stage="reward", preference=CENTRED, packing=False),

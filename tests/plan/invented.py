@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from drivetrain.config.machine import Machine
@@ -51,6 +51,11 @@ class Invented:
         return f"{self.nodes} x {self.devices_per_node} invented devices"
 
     no_speed = None
+    at_once = 1
+
+    def expect(self, runs: Iterable[RunConfig], quick: bool = False) -> None:  # noqa: ARG002
+        for _ in runs:
+            pass  # formulas take no time
 
     @property
     def host(self) -> Machine:

@@ -22,6 +22,7 @@ PREFERENCES = [
     ["stage=dpo", "workload.data.packing=false"],
     ["stage=dpo", "workload.preference.reference_every=1"],
     ["stage=dpo", "workload.preference.reference=cached"],
+    ["stage=dpo", "workload.preference.likelihood_weights=true"],
     ["stage=orpo"],
     ["stage=simpo", "precision=bf16-mixed"],
     ["stage=kto"],

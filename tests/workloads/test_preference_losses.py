@@ -32,6 +32,8 @@ PUBLISHED: list[dict[str, Any]] = [
     *({"loss": "sigmoid", "divergence": name} for name in ("forward_kl", "js", "alpha")),
     {"loss": "hinge", "divergence": "alpha", "divergence_alpha": 1.0},
     {"loss": "sigmoid", "ld_alpha": 0.3},
+    {"loss": "sigmoid", "likelihood_weights": True},
+    {"loss": {"ipo": 0.7, "apo_down": 0.3}, "likelihood_weights": True},
     {"loss": "discopop", "discopop_tau": 0.2},
     {"loss": {"sigmoid": 0.8, "apo_zero": 0.3, "sft": 0.2}},
 ]
@@ -94,7 +96,10 @@ def trl_trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
         AutoModelForCausalLM.from_pretrained(folder / name, attn_implementation="sdpa")
         for name in ("model", "reference")
     ]
-    arguments = trl.DPOConfig(output_dir=str(folder / "out"), report_to=[], use_cpu=True, bf16=False)
+    # with weights, whose sums over the vocabulary it is then built to make; each test says whether they are used
+    arguments = trl.DPOConfig(
+        output_dir=str(folder / "out"), report_to=[], use_cpu=True, bf16=False, use_weighting=True
+    )
     rows = datasets.Dataset.from_list(ROWS)
     return trl.DPOTrainer(*models, args=arguments, train_dataset=rows, processing_class=work.tokenizer)
 
@@ -121,6 +126,7 @@ def set_up(trainer: Any, ours: Mapping[str, Any]) -> None:
     trainer.loss_types, trainer.loss_weights = list(mixture), list(mixture.values())
     trainer.beta, trainer.label_smoothing = 0.1, ours.get("label_smoothing", 0.0)
     trainer.ld_alpha, trainer.args.discopop_tau = ours.get("ld_alpha"), ours.get("discopop_tau", 0.05)
+    trainer.use_weighting = ours.get("likelihood_weights", False)
     divergence = ours.get("divergence", "reverse_kl")
     trainer.f_divergence_type = DIVERGENCES.get(divergence, divergence)
     trainer.f_alpha_divergence_coef = ours.get("divergence_alpha", 0.5)
@@ -140,6 +146,18 @@ def test_a_loss_and_its_gradient_are_those_of_trls_trainer(
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     compare(gradients(model), gradients(trl_trainer.model))
+
+
+def test_likelihoods_are_not_weighted(tmp_path: Path) -> None:
+    """TRL weighs the mean of the chosen answers' loss too, by the mean of all pairs' weights."""
+    found = {}
+    for weighted in (True, False):
+        work = workload(tmp_path, loss={"sigmoid": 1.0, "nll": 1.0}, likelihood_weights=weighted)
+        model = built(work)
+        found[weighted] = work.loss_sums(model, whole_batch(work), LossContext({"reference": moved(model)}))
+    sigmoid, nll = work.terms
+    assert found[True][nll].item() == pytest.approx(found[False][nll].item(), rel=1e-6)
+    assert found[True][sigmoid].item() < 0.95 * found[False][sigmoid].item()
 
 
 def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:

@@ -14,11 +14,12 @@ from drivetrain.api.errors import as_a_caller_reads_them
 from drivetrain.api.settings import TAGS, plain
 from drivetrain.compare import verbs
 from drivetrain.compare.advice import advice, chosen
+from drivetrain.compare.cell_process import Limits
 from drivetrain.compare.columns import Column
 from drivetrain.compare.figures import Figures
 from drivetrain.compare.matrix import Job
 from drivetrain.compare.result_rows import Comparison, Row
-from drivetrain.compare.runner import Again, Limits
+from drivetrain.compare.runner import Again
 from drivetrain.errors import problem
 
 
@@ -95,10 +96,11 @@ def compare(
     timeout: float | None = None,
     memory: float | None = None,
     trust: bool = False,
+    ray: str | None = None,
     set: Mapping[str, Any] | None = None,
     **axes: Any,
 ) -> ComparisonTable:
-    """Trains a run file once for each combination, one after another, each in a process of its own.
+    """Trains a run file once for each combination, each in a process of its own, one after another but with `ray`.
 
     axes: keys of the run file. A list has a run for each of its values (precision=["fp32", "bf16-mixed"]), any other
     value holds for all; a value that is a list itself is written within one (betas=[[0.9, 0.95]]). A mapping stands for
@@ -114,7 +116,7 @@ def compare(
         arguments = [*_arguments({**axes, **(set or {})})]
         limits = Limits(timeout, None if memory is None else int(memory * 2**20))
         again = Again.ALL if fresh else Again.FAILED if retry else Again.UNFINISHED
-        comparison, _ = verbs.compare(file, arguments, where, seeds, Job("train", None), limits, again, trust)
+        comparison, _ = verbs.compare(file, arguments, where, seeds, Job("train", None), limits, again, trust, ray)
     return ComparisonTable(comparison, where.absolute())
 
 

@@ -33,19 +33,26 @@ def compare(
     plan: Annotated[bool, typer.Option("--plan", help="Plan each cell first; planned beside measured.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run all cells again.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Run cells again that did not complete.")] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray", metavar="ADDRESS", help="Spread the cells over a Ray cluster: auto, or HOST:PORT of its head."
+        ),
+    ] = None,
     trust: TrustOption = False,
 ) -> None:
     """Train (or predict) along any axes and put the results side by side."""
     from drivetrain.compare import verbs
+    from drivetrain.compare.cell_process import Limits
     from drivetrain.compare.matrix import Job
-    from drivetrain.compare.runner import Again, Limits
+    from drivetrain.compare.runner import Again
     from drivetrain.compare.table import comparison_table
 
     again = Again.ALL if fresh else Again.FAILED if retry else Again.UNFINISHED
     job = Job(verb.value, checkpoint, plan)
     limits = Limits(cell_timeout, None if cell_memory is None else int(cell_memory * 2**20))
     try:
-        comparison, where = verbs.compare(run_file, axes or [], to, seeds, job, limits, again, trust)
+        comparison, where = verbs.compare(run_file, axes or [], to, seeds, job, limits, again, trust, ray)
     except KeyboardInterrupt:
         errors.print("[bold red]Interrupted.[/] Finished cells are kept: the same command goes on with the others.")
         raise typer.Exit(130) from None

@@ -54,10 +54,11 @@ def train(
     from drivetrain.config.packages import require
 
     require("--ray", ["ray"])
-    from drivetrain.launch import on_ray
+    from drivetrain.launch.on_ray import RayCluster
+    from drivetrain.launch.ray_connection import connected
 
-    with on_ray.connected(ray):
-        cluster = on_ray.RayCluster()
+    with connected(ray):
+        cluster = RayCluster()
         ready = cluster.checked(run_file, overrides or [], nodes, trust=trust, anew=not resume)
         _train(run_file, overrides or [], ready, Node(), cluster, resume, overwrite, quiet)
 

@@ -23,12 +23,21 @@ from drivetrain.errors import OutOfMemory, RankError, RunError, UserError
 REQUEST = "request.json"
 
 
+class OnRay(BaseModel):
+    """A placement group that holds a run's machines: its name, and the address and namespace to find it by."""
+
+    address: str
+    namespace: str
+    group: str
+
+
 class Request(BaseModel):
     key: str
     verb: Literal["train", "predict"]
     run: RunConfig
     checkpoint: str | None  # to predict with; None: fresh weights
     plan: bool = False  # a training is planned first
+    on_ray: OnRay | None = None  # the machines of a run that takes several; None: this one is enough
 
 
 def main(folder: Path) -> int:
@@ -63,9 +72,17 @@ def _run(request: Request) -> None:
     from drivetrain.launch.start import start
 
     if request.verb == "train":
-        start(Job(verb="train", run=request.run, overwrite=True, planned=_planned(request)))
+        job = Job(verb="train", run=request.run, overwrite=True, planned=_planned(request))
     else:
-        start(Job(verb="time_predictions", run=request.run, checkpoint=request.checkpoint))
+        job = Job(verb="time_predictions", run=request.run, checkpoint=request.checkpoint)
+    if request.on_ray is None:
+        start(job)
+        return
+    from drivetrain.launch.on_ray import RayCluster
+    from drivetrain.launch.ray_connection import connected
+
+    with connected(request.on_ray.address, request.on_ray.namespace):
+        start(job, place=RayCluster(request.on_ray.group))
 
 
 def _planned(request: Request) -> PlannedFigures | None:

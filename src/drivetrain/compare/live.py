@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from drivetrain.compare.cell_process import Glance
 from drivetrain.compare.matrix import Cell, Matrix
 from drivetrain.compare.outcome import Outcome
-from drivetrain.compare.runner import Glance
 from drivetrain.tracking.jsonl import parsed
 from drivetrain.tracking.quantities import rate_text
 
@@ -28,9 +28,9 @@ class MatrixView:
     def __init__(self, matrix: Matrix, console: Console | None = None) -> None:
         self._matrix = matrix
         self._console = console or Console(stderr=True, highlight=False)
-        self._outcomes: list[tuple[Outcome, bool]] = []
-        self._running: Cell | None = None
-        self._glance: Glance | None = None
+        self._numbers = {id(cell): number for number, cell in enumerate(matrix.cells)}
+        self._outcomes: dict[int, tuple[Outcome, bool]] = {}
+        self._running: dict[int, Glance | None] = {}  # by the number of the cell
         self._live: Live | None = None
 
     def __enter__(self) -> MatrixView:
@@ -46,22 +46,29 @@ class MatrixView:
             self._live.stop()
 
     def started(self, cell: Cell) -> None:
-        self._running, self._glance = cell, None
-        self._refresh(f"cell {self._place()}  {_name(cell)}")
+        self._running[self._number(cell)] = None
+        self._refresh(f"cell {self._place(cell)}  {_name(cell)}")
 
     def glanced(self, cell: Cell, glance: Glance) -> None:
-        del cell
-        self._glance = glance
+        self._running[self._number(cell)] = glance
+        self._refresh()
+
+    def lost(self, cell: Cell, why: str) -> None:
+        self._running.pop(self._number(cell), None)
+        line = f"cell {self._place(cell)}  {_name(cell)}: its machine was lost ({why}); it is started again"
+        self._console.print(escape(line), soft_wrap=True)
         self._refresh()
 
     def ended(self, cell: Cell, outcome: Outcome, kept: bool) -> None:
-        place = self._place()
-        self._running = None
-        self._outcomes.append((outcome, kept))
-        self._refresh(f"cell {place}  {_name(cell)}: {_described(outcome, kept)}")
+        self._running.pop(self._number(cell), None)
+        self._outcomes[self._number(cell)] = (outcome, kept)
+        self._refresh(f"cell {self._place(cell)}  {_name(cell)}: {_described(outcome, kept)}")
 
-    def _place(self) -> str:
-        return f"{len(self._outcomes) + 1}/{len(self._matrix.cells)}"
+    def _number(self, cell: Cell) -> int:
+        return self._numbers[id(cell)]
+
+    def _place(self, cell: Cell) -> str:
+        return f"{self._number(cell) + 1}/{len(self._matrix.cells)}"
 
     def _refresh(self, line: str | None = None) -> None:
         if self._live is not None:
@@ -71,27 +78,28 @@ class MatrixView:
 
     def _drawn(self) -> Group:
         done, cells = len(self._outcomes), self._matrix.cells
-        first = max(0, min(done - SHOWN_AROUND, len(cells) - 2 * SHOWN_AROUND))
+        here = next((number for number in range(len(cells)) if number not in self._outcomes), len(cells))
+        first = max(0, min(here - SHOWN_AROUND, len(cells) - 2 * SHOWN_AROUND))
         table = Table("cell", "seed", "", box=None, pad_edge=False)
         for number in range(first, min(len(cells), first + 2 * SHOWN_AROUND)):
             cell = cells[number]
             table.add_row(escape(cell.choice.label), str(cell.seed), self._state(number))
-        states = Counter(outcome.status for outcome, _ in self._outcomes)
+        states = Counter(outcome.status for outcome, _ in self._outcomes.values())
         counted = ", ".join(f"{number} {status}" for status, number in states.items())
         return Group(table, Text(f"{done} of {len(cells)} cells" + (f": {counted}" if counted else "")))
 
     def _state(self, number: int) -> str:
-        if number < len(self._outcomes):
+        if number in self._outcomes:
             outcome, kept = self._outcomes[number]
             colour = "green" if outcome.status == "completed" else "red"
             return f"[{colour}]{escape(_described(outcome, kept))}[/]"
-        if self._running is None or self._running is not self._matrix.cells[number]:
+        if number not in self._running:
             return "[dim]waiting[/]"
-        glance = self._glance
+        glance = self._running[number]
         if glance is None:
             return "[bold]starting[/]"
         return (
-            f"[bold]{_progress(self._running.run_folder) or 'starting'}[/]  {glance.seconds:.0f} s  "
+            f"[bold]{_progress(self._matrix.cells[number].run_folder) or 'starting'}[/]  {glance.seconds:.0f} s  "
             f"resident {glance.resident_bytes / 2**20:,.0f} MiB  processor {glance.utilisation:.0%}{_devices()}"
         )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from drivetrain.compare.cell_process import Limits
 from drivetrain.compare.files import as_csv, as_json, as_markdown
 from drivetrain.compare.kept import PLOTS, ROWS, remember, remembered
 from drivetrain.compare.live import MatrixView
@@ -14,14 +16,21 @@ from drivetrain.compare.outcome import Outcome
 from drivetrain.compare.page import as_html
 from drivetrain.compare.plots import as_png, as_svg, plots
 from drivetrain.compare.result_rows import Comparison, Result, Row
-from drivetrain.compare.runner import Again, Limits, run_matrix
-from drivetrain.config.axes import read_axes
+from drivetrain.compare.runner import Again, run_matrix
+from drivetrain.config.axes import Axis, choices, read_axes
 from drivetrain.config.files import read_yaml
+from drivetrain.config.load import load
+from drivetrain.config.machine import Machine
+from drivetrain.config.packages import require
+from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.runtime import environment
 from drivetrain.runtime.atomic_file import write_whole
 from drivetrain.runtime.hardware import detect
 from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
+
+if TYPE_CHECKING:
+    from drivetrain.compare.on_ray import RayCells
 
 
 def compare(
@@ -33,29 +42,53 @@ def compare(
     limits: Limits,
     again: Again,
     trust: bool = False,
+    ray: str | None = None,
 ) -> tuple[Comparison, str]:
     """Runs the matrix and writes its files into the folder. Raises UserError before any cell starts.
 
-    Returns also a sentence that names their place, and that of an earlier comparison's files.
+    Returns also a sentence that names their place, and that of an earlier comparison's files. ray: the address of a Ray
+    cluster over which the cells are spread; None runs them here, one after another.
     """
     fixed, axes = read_axes(arguments)
     read_yaml(run_file)  # a file that cannot be read is no cell's fault
-    machine = detect()
     folder = root or Path("runs") / f"{run_file.stem}-compare"
-    versions = environment.versions()
-    matrix = build_matrix(run_file, fixed, axes, num_seeds, job, folder, machine, versions)
-    for cell in matrix.cells:
-        if cell.run is not None:
-            refuse_code_of_folders(cell.run, run_file, trust)
-    if all(cell.run is None for cell in matrix.cells):
-        raise UserError(list(dict.fromkeys(found for cell in matrix.cells for found in cell.problems)))
-    with MatrixView(matrix) as view:
-        outcomes = run_matrix(matrix, folder, limits, again, view)
-    comparison = _comparison(matrix, outcomes, environment.describe(machine))
+    with _cluster(ray) as cluster:
+        machine, versions, described = _here() if cluster is None else cluster.described(_runs(run_file, fixed, axes))
+        matrix = build_matrix(run_file, fixed, axes, num_seeds, job, folder, machine, versions)
+        if cluster is not None:
+            matrix = cluster.fitted(matrix, limits)
+        for cell in matrix.cells:
+            if cell.run is not None:
+                refuse_code_of_folders(cell.run, run_file, trust)
+        if all(cell.run is None for cell in matrix.cells):
+            raise UserError(list(dict.fromkeys(found for cell in matrix.cells for found in cell.problems)))
+        with MatrixView(matrix) as view:
+            outcomes = run_matrix(matrix, folder, limits, again, view, cluster)
+    comparison = _comparison(matrix, outcomes, described)
     aside = remember(comparison, folder)
     write_files(comparison, folder)
     earlier = "" if aside is None else f"; those of the earlier comparison, which has other rows, are in {aside} now"
     return comparison, f"page, tables and plots in {folder}{earlier}"
+
+
+def _cluster(ray: str | None) -> AbstractContextManager[RayCells | None]:
+    if ray is None:
+        return nullcontext()
+    require("--ray", ["ray"])
+    from drivetrain.compare.on_ray import on_ray
+
+    return on_ray(ray)
+
+
+def _here() -> tuple[Machine, dict[str, str], dict[str, Any]]:
+    machine = detect()
+    return machine, environment.versions(), environment.describe(machine)
+
+
+def _runs(run_file: Path, fixed: Sequence[str], axes: Sequence[Axis]) -> list[RunConfig]:
+    """Returns the runs of all cells whose settings can be read, before any machine is known."""
+    loaded = (load(run_file, choice.overrides)[0] for choice in choices(fixed, axes))
+    return [run for run in loaded if run is not None]
 
 
 def report(folders: Sequence[Path]) -> Comparison:

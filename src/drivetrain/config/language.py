@@ -167,6 +167,16 @@ class LanguageModel(WorkloadBlock):
         return self.has_conversations and self.data.packing
 
     @property
+    def has_alternatives(self) -> bool:
+        """Whether there are several answers to a prompt, which are trained together."""
+        return self.samples in ("pairs", "prompts")
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a sample, answers that the model makes included."""
+        return self.data.length + (self.reinforcement.max_new_tokens if self.has_rewards else 0)
+
+    @property
     def fixed_rows(self) -> bool | Literal["auto"]:
         return False if self.has_preferences or self.has_rewards else self.data.fixed_rows
 
@@ -189,7 +199,9 @@ class LanguageModel(WorkloadBlock):
     @property
     def _compares_distributions(self) -> bool:
         """Whether the loss reads more of a distribution over the tokens than the target's probability."""
-        return self.stage == DISTILL or (self.stage == SFT and self.sft.loss in OF_DISTRIBUTIONS)
+        if self.stage == SFT:
+            return self.sft.loss in OF_DISTRIBUTIONS
+        return self.stage == DISTILL or (self.has_preferences and self.preference.likelihood_weights)
 
     # --- what it cannot do, and what a run file leaves to it ----------------------------------------------------------
 

@@ -32,9 +32,10 @@ class LossRow:
     """A loss over pairs, or over labelled answers. Its formula is the function of the same name in
     drivetrain.workloads.preference_losses, unpaired_losses or reward.
 
-    takes: the settings that it reads. reference: whether it compares with the reference; "optional": it also works with
+    takes: settings that it reads. reference: whether it compares with the reference; "optional": it also works with
     a uniform one. smoothed: whether label_smoothing must be above 0. whole_batch: whether it needs a statistic of the
-    whole global batch. by_tokens: whether it is divided by the chosen answers' tokens instead of pairs.
+    whole global batch. by_tokens: whether it is divided by the chosen answers' tokens instead of pairs. sorts: whether
+    it pairs answers anew, by their rewards.
     """
 
     takes: tuple[str, ...] = ("beta",)
@@ -43,6 +44,17 @@ class LossRow:
     smoothed: bool = False
     whole_batch: bool = False
     by_tokens: bool = False
+    sorts: bool = False
+
+    @property
+    def is_of_pairs(self) -> bool:
+        """Whether it is a loss of dpo with one value a pair: those that sort answers compare other pairs' answers."""
+        return self.stages == (DPO,) and not self.sorts
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Returns the settings that it reads."""
+        return (*self.takes, "likelihood_weights") if self.is_of_pairs else self.takes
 
 
 OF_SCORES = ("beta", "divergence")  # losses of the difference of two scores, which a divergence makes of the ratios
@@ -56,8 +68,8 @@ LOSSES: dict[str, LossRow] = {
     "robust": LossRow((*OF_SCORES, "label_smoothing"), reference="optional", smoothed=True),
     "bco_pair": LossRow(whole_batch=True),
     "sppo_hard": LossRow(),
-    "aot": LossRow(("beta", "label_smoothing"), whole_batch=True),
-    "aot_unpaired": LossRow(("beta", "label_smoothing"), whole_batch=True),
+    "aot": LossRow(("beta", "label_smoothing"), whole_batch=True, sorts=True),
+    "aot_unpaired": LossRow(("beta", "label_smoothing"), whole_batch=True, sorts=True),
     "apo_zero": LossRow(),
     "apo_down": LossRow(),
     "discopop": LossRow((*OF_SCORES, "discopop_tau"), reference="optional"),
@@ -74,7 +86,7 @@ LOSSES: dict[str, LossRow] = {
 }
 OF_SOME = (
     *("beta", "label_smoothing", "divergence", "discopop_tau", "gamma", "desirable_weight", "undesirable_weight"),
-    "centring",
+    *("centring", "likelihood_weights"),
 )
 LIKELIHOODS = ("sft", "nll")  # of the chosen answer alone: they go with every setting of the others
 USUAL: dict[str, dict[str, float]] = {
@@ -121,6 +133,10 @@ class Preference(ReferenceBlock):
         "dpo: weight of an answer's tokens beyond the shorter answer's length (LD-DPO); left out, 1", None, ge=0, le=1
     )
 
+    likelihood_weights: bool = doc(
+        "dpo: weigh each pair by how likely the model itself is to give both answers (WPO)", False
+    )
+
     def losses(self, stage: str) -> Mapping[str, float]:
         """Returns name → weight."""
         return USUAL[stage] if self.loss is None else {str(name): weight for name, weight in self.loss.items()}
@@ -157,9 +173,9 @@ def preference_problems(block: Preference, stage: str, adapters: Sequence[Adapte
 def _settings(block: Preference, stage: str, main: Sequence[str]) -> Iterator[Problem]:
     given = set(block.given)
     for setting in OF_SOME:
-        lacking = [name for name in main if setting not in LOSSES[name].takes]
+        lacking = [name for name in main if setting not in LOSSES[name].settings]
         if setting in given and lacking:
-            able = [name for name, row in LOSSES.items() if stage in row.stages and setting in row.takes]
+            able = [name for name, row in LOSSES.items() if stage in row.stages and setting in row.settings]
             fix = f"leave it out, or give one of {', '.join(able)}" if able else "leave it out"
             yield Problem(f"{FIELD}.{setting}", f"the loss {' and '.join(lacking)} has none", fix)
     for name in main:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,15 +22,11 @@ from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.auxiliary import AuxiliaryModels, Companion, follow
 from drivetrain.engines.base import Engaged, EngineOptions, StepGuard, StepResult
 from drivetrain.engines.compiled import compile_model
-from drivetrain.engines.evaluation_sums import EvaluationSums
 from drivetrain.engines.guarded_update import update
+from drivetrain.engines.inference import InferenceEngine
 from drivetrain.engines.inputs import Inputs
-from drivetrain.engines.model_holder import ModelHolder
 from drivetrain.engines.replaced_layers import computing_in, replaced
-from drivetrain.engines.state import (
-    held_bytes,
-    local_part,
-)
+from drivetrain.engines.state import held_bytes, local_part
 from drivetrain.engines.warmup import rehearse
 from drivetrain.engines.weight_copies import WeightCopies
 from drivetrain.engines.window_loss import (
@@ -51,13 +47,9 @@ from drivetrain.numerics.torch_precision import autocast, dtype
 from drivetrain.optim.optimizers import OptimizerFactory
 from drivetrain.workloads.base import Batch, Workload
 from drivetrain.workloads.loss_contract import LossContext
-from drivetrain.workloads.metrics import Metric
-from drivetrain.workloads.sample_scores import SampleScores
-
-T = TypeVar("T")
 
 
-class AutogradEngine(ModelHolder):
+class AutogradEngine(InferenceEngine):
     """An engine over one module. A subclass defines how the model is wrapped, and the little that follows from it."""
 
     _scaler_type: type[torch.amp.GradScaler] = torch.amp.GradScaler
@@ -105,11 +97,6 @@ class AutogradEngine(ModelHolder):
 
     def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
         return build(self._model)
-
-    @property
-    def _inference(self) -> nn.Module:
-        """Returns the module that runs forward in evaluation and prediction."""
-        return self._forward
 
     # --- setting up --------------------------------------------------------------------------------------------------
 
@@ -290,61 +277,6 @@ class AutogradEngine(ModelHolder):
         them."""
         del parameters
         return torch.linalg.vector_norm(norms)
-
-    # --- evaluation and prediction -----------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def evaluate(
-        self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric], scores: SampleScores | None = None
-    ) -> dict[str, float]:
-        self._ready_for_inference()
-        sums = EvaluationSums(self._workload, metrics, scores, self._device)
-        context = LossContext(self._auxiliary.callables)
-        with self._weight_copies.in_place(self._weight_copies.made()):
-            for batch in batches:
-                with autocast(self._options.precision, self._device):
-                    outputs = self._workload.outputs_in(self._inference, self._to_device(batch.tensors), context)
-                if batch.counts:
-                    sums.add(outputs)
-        return sums.values(self._ranks.sum)
-
-    @torch.no_grad()
-    def predict(self, batches: Iterable[MicroBatch]) -> Iterator[dict[str, Any]]:
-        self._ready_for_inference()
-        copies = self._weight_copies.made()
-        for batch in batches:  # a yield outside of the block: what takes the rows may look at the weights
-            with self._weight_copies.in_place(copies), autocast(self._options.precision, self._device):
-                rows = self._workload.predict(self._inference, self._to_device(batch.tensors))
-            for dealt in self._ranks.gather(rows if batch.counts else []) or ():
-                yield from dealt
-
-    @torch.no_grad()
-    def without_gradient(self, micro_batches: Sequence[MicroBatch], work: Callable[[nn.Module, Batch], T]) -> list[T]:
-        was_training = self._model.training
-        self._model.eval()
-        copies = self._weight_copies.made()
-        found = []
-        for batch in micro_batches:
-            with self._weight_copies.in_place(copies):
-                found.append(self._through(batch, work))
-        self._model.train(was_training)
-        return found
-
-    def _through(self, batch: MicroBatch, work: Callable[[nn.Module, Batch], T]) -> T:
-        """Returns the result of `work` on the model and a batch."""
-        with autocast(self._options.precision, self._device):
-            return work(self._inference, self._to_device(batch.tensors))
-
-    def _ready_for_inference(self) -> None:
-        """Replaces buffers that training fills on each rank alone (BatchNorm's statistics) by the first rank's."""
-        self._ranks.copy_from_first(self._model.buffers())
-        self._model.eval()
-
-    def _to_device(self, batch: Batch) -> Batch:
-        return self._inputs(batch)
-
-    def expect(self, micro_batches: Sequence[MicroBatch]) -> None:
-        self._inputs.expect(micro_batches)
 
     def close(self) -> None:
         self._optimizer = None

@@ -66,7 +66,8 @@ def export(run: RunConfig, request: Request, progress: Progress = lambda _: None
     progress("reading the run's data and its model")
     source = opened(run, request)
     model = source.model()
-    questions = questions_of(source.workload, model, request.samples, request.of.normalised_positions or MOST_TOKENS)
+    positions = request.of.normalised_positions or MOST_TOKENS
+    questions = questions_of(source.workload, model, request.samples, positions, request.of.spare_places)
     progress(f"asking the run's model: {questions.samples} samples, {len(questions.prompts)} prompts")
     reference = reference_of(model, questions)
     bytes_before = _bytes_of(model)
@@ -81,7 +82,7 @@ def export(run: RunConfig, request: Request, progress: Progress = lambda _: None
         progress(f"asking {request.of.loaded_by} in a process of its own")
         answered = ask(request.of.runtime, _asked(source, questions, written, folder))
         classes = source.kind != OWN
-        verdict = judged(request.numbers, questions, reference, answered, written.weights, merge, classes)
+        verdict = judged(request.numbers, questions, reference, answered, written, merge, classes)
         if not verdict.holds and not request.accept:
             why = "\n".join(f"  {failure}" for failure in verdict.failures)
             raise RefusedExport(f"{request.format} is not the run's model, and was not kept:\n{why}", verdict)

@@ -33,7 +33,8 @@ class Format:
     quantised: the numbers it can hold, the default first. needs_adapter: whether it holds adapters alone. library: the
     hub's name of the software that loads it, for the card. normalised_positions: of a runtime that shows
     log-probabilities instead of logits, at how many positions of a sample they are compared; None for logits.
-    model_types: the types of Transformers' models that it holds; empty for all."""
+    spare_places: places for tokens that the runtime keeps free for an answer. model_types: the types of Transformers'
+    models that it holds; empty for all."""
 
     name: str
     loaded_by: str
@@ -47,6 +48,7 @@ class Format:
     takes_shards: bool = False
     library: str | None = None
     normalised_positions: int | None = None
+    spare_places: int = 0
     model_types: tuple[str, ...] = ()
 
 
@@ -94,6 +96,7 @@ FORMATS = {
             quantised=GGML,
             library="gguf",
             normalised_positions=8,  # each is a request to its server
+            spare_places=1,
             model_types=("llama", "mistral", "qwen2", "qwen3", "gpt2"),
         ),
     )

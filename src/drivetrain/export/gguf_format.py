@@ -25,6 +25,9 @@ FILE_TYPES = {
 }
 ENDS_OF_MODEL = ("token_embd.weight", "output.weight")  # few bits cost most there: they keep 8
 BLOCK = 32  # numbers that share a scale
+UNKNOWN = (
+    "llama.cpp reads several characters in a row that the tokenizer does not know as one token, the run as several"
+)
 
 
 def write(model: nn.Module, source: Source, into: Path) -> Written:
@@ -39,7 +42,9 @@ def write(model: nn.Module, source: Source, into: Path) -> Written:
     writer.add_name(source.run.name)
     writer.add_file_type(int(gguf.LlamaFileType[FILE_TYPES[numbers]]))
     write_settings(config, writer)
-    write_vocabulary(source.workload.tokenizer, config.vocab_size, source.workload.ends, writer)
+    unknown = write_vocabulary(source.workload.tokenizer, config.vocab_size, source.workload.ends, writer)
+    if unknown is not None:
+        source.notes.append(UNKNOWN)
     kept = [
         (name, tensor, gguf.GGMLQuantizationType[_kind(name, tensor, numbers)])
         for name, tensor in tensors_of(model, config)
@@ -53,7 +58,7 @@ def write(model: nn.Module, source: Source, into: Path) -> Written:
         writer.write_tensor_data(gguf.quants.quantize(tensor.float().contiguous().numpy(), kind))
     writer.close()
     (into / MODELFILE).write_text(_modelfile(source, config), encoding="utf-8")
-    return Written(asked={"vocabulary": config.vocab_size}, script=SCRIPT)
+    return Written(asked={"vocabulary": config.vocab_size}, script=SCRIPT, unknown=unknown)
 
 
 def _kind(name: str, tensor: Tensor, numbers: str) -> str:

@@ -17,22 +17,27 @@ SPLITS = {
     "": "gpt-2",  # its pattern is part of the byte-level step
 }
 DIGITS_APART = "smollm"
+SPACE = "\u2581"  # as which llama.cpp keeps a space in tokens of SentencePiece's kinds
 UNMERGED = 10**6  # the score, negated, of tokens that no merge makes
 
 
-def write_vocabulary(tokenizer: Any, rows: int, ends: frozenset[int], writer: Any) -> None:
+def write_vocabulary(tokenizer: Any, rows: int, ends: frozenset[int], writer: Any) -> int | None:
     """Adds a Transformers tokenizer to a GGUFWriter. rows: of the embedding, which may exceed the tokenizer's tokens.
-    ends: tokens that end an answer. Raises UserError for a kind of tokenizer that GGUF does not hold here."""
+    ends: tokens that end an answer. Returns the token that llama.cpp takes once for several unknown characters in a
+    row; None where each text has bytes. Raises UserError for a kind of tokenizer that GGUF does not hold here."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     model = backend["model"]
     if model["type"] != "BPE":
-        why = f"its tokenizer is of the kind {model['type']}, and gguf takes byte-level and byte-fallback BPE here"
+        why = f"its tokenizer is of the kind {model['type']}, and gguf takes BPE and single characters here"
         raise UserError([Problem("--to", why, "give transformers")])
     if model.get("byte_fallback"):
         _write_pieces(backend, rows, writer)
+    elif _is_of_characters(backend):
+        _write_characters(backend, rows, writer)
     else:
         _write_bytes(backend, rows, writer)
     _write_special(tokenizer, ends, writer)
+    return tokenizer.unk_token_id if _is_of_characters(backend) else None
 
 
 def _write_bytes(backend: Mapping[str, Any], rows: int, writer: Any) -> None:
@@ -60,6 +65,26 @@ def _write_pieces(backend: Mapping[str, Any], rows: int, writer: Any) -> None:
     scores = [ranks.get(token, other) for token, other in zip(tokens, others, strict=True)]
     writer.add_token_scores([-float(each) for each in scores])
     writer.add_add_space_prefix(_adds_space(backend))
+
+
+def _is_of_characters(backend: Mapping[str, Any]) -> bool:
+    """Returns whether each character of a text is a token by itself, as in tokenizers made by `tokenizer: characters`:
+    there are no merges, and no step turns the text into bytes before."""
+    model = backend["model"]
+    plain = not backend["pre_tokenizer"] and not backend["normalizer"] and not model.get("byte_fallback")
+    return plain and not model["merges"] and bool(model.get("unk_token"))
+
+
+def _write_characters(backend: Mapping[str, Any], rows: int, writer: Any) -> None:
+    """Adds characters as T5's kind of tokenizer, the only one of llama.cpp's that has a token for unknown characters:
+    its byte-level BPE drops them. All scores are equal, as there is one way only to split a text into characters."""
+    writer.add_tokenizer_model("t5")
+    tokens, types = _tokens(backend, rows)
+    writer.add_token_list([SPACE if token == " " else token for token in tokens])
+    writer.add_token_types(types)
+    writer.add_token_scores([-1.0] * rows)
+    writer.add_add_space_prefix(False)
+    writer.add_remove_extra_whitespaces(False)
 
 
 def _ranked(backend: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
@@ -122,4 +147,6 @@ def _write_special(tokenizer: Any, ends: frozenset[int], writer: Any) -> None:
     first = tokenizer("a")["input_ids"][:1]
     writer.add_add_bos_token(tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id])
     if isinstance(tokenizer.chat_template, str):
-        writer.add_chat_template(tokenizer.chat_template)
+        # llama.cpp takes token 11 for the first one of a text where the file names none
+        absent = "" if tokenizer.bos_token_id is not None else "{%- set bos_token = '' -%}"
+        writer.add_chat_template(absent + tokenizer.chat_template)

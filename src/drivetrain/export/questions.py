@@ -58,16 +58,19 @@ class Reference:
     seconds: float
 
 
-def questions_of(workload: Workload, model: nn.Module, count: int, positions: int = MOST_TOKENS) -> Questions:
+def questions_of(
+    workload: Workload, model: nn.Module, count: int, positions: int = MOST_TOKENS, spare: int = 0
+) -> Questions:
     """Takes `count` evaluation samples; of a run without evaluation data, training samples. positions: of a
-    sequence, how many are compared at most. Raises UserError for a workload whose inputs have no plain form."""
+    sequence, how many are compared at most. spare: the model's last places that no sequence fills. Raises UserError for
+    a workload whose inputs have no plain form."""
     if not isinstance(workload, Exportable):
         why = f"{type(workload).__name__} has no plain inputs on which an export could be compared"
         raise problem("--to", why, "export a run of a language model, a classifier or a module of your own")
     samples = workload.evaluation if workload.evaluation is not None else workload.train
     taken = [samples.load(number, 0) for number in range(min(count, len(samples)))]
     if isinstance(workload, Generates) and isinstance(workload, Speaks):
-        return _of_sequences(workload, model, samples, taken, positions)
+        return _of_sequences(workload, model, samples, taken, positions, spare)
     sizes, batches = iter(BATCHES * len(taken)), []
     while taken:
         size = next(sizes)
@@ -82,16 +85,20 @@ def questions_of(workload: Workload, model: nn.Module, count: int, positions: in
     )
 
 
-def _of_sequences(workload: Any, model: Any, samples: Samples, taken: Sequence[Any], positions: int) -> Questions:
+def _of_sequences(
+    workload: Any, model: Any, samples: Samples, taken: Sequence[Any], positions: int, spare: int
+) -> Questions:
     batches = [workload.plain_batch(model, [sample]) for sample in taken]
-    inputs = [{name: tensor[:, :MOST_TOKENS] for name, tensor in batch.inputs.items()} for batch in batches]
+    longest = min(MOST_TOKENS, _places(model) - spare)
+    inputs = [{name: tensor[:, :longest] for name, tensor in batch.inputs.items()} for batch in batches]
     vocabulary = model.config.get_text_config().vocab_size
     keep = max(1, min(positions, MOST_SCORES // (vocabulary * max(1, len(inputs)))))
-    labels = [batch.labels[0, :MOST_TOKENS][-keep:] for batch in batches]
+    labels = [batch.labels[0, :longest][-keep:] for batch in batches]
     prompts = [list(each.ids) for each in workload.prompts_for(samples, range(min(PROMPTS, len(taken)))).values()]
     prompts = prompts or [batch["input_ids"][0, :PROMPT_TOKENS].tolist() for batch in inputs[:PROMPTS]]
-    longest = _longest_prompt(model)
-    prompts = [ids[-longest:] for ids in prompts] if longest > 0 else []
+    # beyond a model's places runtimes differ, and some stop: a whole answer has to fit
+    most = min(MOST_TOKENS, _places(model) - NEW_TOKENS)
+    prompts = [ids[-most:] for ids in prompts] if most > 0 else []
     return Questions(
         inputs,
         labels,
@@ -104,11 +111,10 @@ def _of_sequences(workload: Any, model: Any, samples: Samples, taken: Sequence[A
     )
 
 
-def _longest_prompt(model: Any) -> int:
-    """Returns the tokens of a prompt after which the model has places for a whole answer: beyond its places runtimes
-    differ, and some stop. 0 and below: it has no places for one."""
-    places = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return MOST_TOKENS if places is None else min(MOST_TOKENS, places - NEW_TOKENS)
+def _places(model: Any) -> int:
+    """Returns how many tokens the model has places for; more than are ever asked where it has no limit."""
+    places: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return 2 * MOST_TOKENS if places is None else places
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from drivetrain.export.bounds import BOUNDS, MERGE, TIES, Bound
 from drivetrain.export.comparison import Answers, Difference, answers, difference, metrics
 from drivetrain.export.questions import Questions, Reference
 from drivetrain.export.runtimes.exchange import Answered
+from drivetrain.export.written import Written
 
 SHOWN = 3
 
@@ -59,21 +60,20 @@ def judged(
     questions: Questions,
     reference: Reference,
     answered: Answered,
-    weights: Mapping[str, list[str]] | None,
+    written: Written,
     merge: Difference | None,
     classes: bool,
 ) -> Verdict:
-    """Returns the verdict. weights: name → [dtype, digest] that the runtime must hold, None where they are no plain
-    tensors. merge: the
-    merged model beside the same with its adapters apart. classes: whether scores are logits of alternatives."""
+    """Returns the verdict. merge: the merged model beside the same with its adapters apart. classes: whether scores are
+    logits of alternatives."""
     bound = BOUNDS[numbers]
     found = difference(reference.scores, answered.scores, classes)
     tie = TIES * found.maximum
     compared = answers(reference.answers, reference.margins, answered.answers, tie)
     failures = [
         *_merge_failures(merge),
-        *_weight_failures(weights, answered.tensors),
-        *_tokenizer_failures(questions, answered),
+        *_weight_failures(written.weights, answered.tensors),
+        *_tokenizer_failures(questions, answered, written.unknown),
         *_score_failures(found, bound, compared, numbers),
     ]
     sequences = questions.keep is not None
@@ -124,7 +124,9 @@ def _weight_failures(expected: Mapping[str, list[str]] | None, found: Mapping[st
     return failures
 
 
-def _tokenizer_failures(questions: Questions, answered: Answered) -> list[str]:
+def _tokenizer_failures(questions: Questions, answered: Answered, unknown: int | None) -> list[str]:
+    """Compares ids of texts and conversations. unknown: a token that counts once where it stands several times in a
+    row."""
     asked: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
         "chat template": (questions.dialogues, answered.dialogues),
         "tokenizer": (questions.texts, answered.texts),
@@ -135,17 +137,22 @@ def _tokenizer_failures(questions: Questions, answered: Answered) -> list[str]:
         if len(found) != len(wanted)
     ]
     pairs = list(zip(questions.dialogues, answered.dialogues, strict=False))
-    wrong = [ours for ours, theirs in pairs if list(ours.ids) != theirs]
+    wrong = [ours for ours, theirs in pairs if _joined(ours.ids, unknown) != _joined(theirs, unknown)]
     if wrong:
         question = wrong[0].messages[-1]["content"]
         failures.append(
             f"its chat template renders {len(wrong)} of {len(pairs)} conversations otherwise: {question[:60]!r}"
         )
     texts = list(zip(questions.texts, questions.text_ids, answered.texts, strict=False))
-    other = [text for text, ours, theirs in texts if ours != theirs]
+    other = [text for text, ours, theirs in texts if _joined(ours, unknown) != _joined(theirs, unknown)]
     if other:
         failures.append(f"its tokenizer gives other ids for {len(other)} of {len(texts)} texts: {other[0][:60]!r}")
     return failures
+
+
+def _joined(ids: Sequence[int], token: int | None) -> list[int]:
+    """Returns the ids with each row of `token` as one."""
+    return [each for number, each in enumerate(ids) if each != token or number == 0 or ids[number - 1] != token]
 
 
 def _score_failures(found: Difference, bound: Bound, compared: Answers, numbers: str) -> list[str]:

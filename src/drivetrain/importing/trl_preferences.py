@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from drivetrain.config.preference import DPO, KTO, LOSSES, REWARD
+from drivetrain.config.preference import DPO, KTO, LIKELIHOODS, LOSSES, REWARD
 from drivetrain.config.translation import Handler, fated, if_on, lost
 from drivetrain.importing import training_arguments, trl_common
 from drivetrain.importing.key_reader import KeyReader, in_turn, number
@@ -67,7 +67,9 @@ def _pairs(given: KeyReader) -> None:
     if given.has("ld_alpha"):
         given.set("ld_alpha", f"{FIELD}.ld_alpha", given.number("ld_alpha", 1.0))
     if given.switch("use_weighting"):
-        given.lose("use_weighting", "pairs are not weighted by their likelihood (WPO)")
+        likelihoods = [name for name in listed if name in LIKELIHOODS]
+        why = f"{' and '.join(likelihoods)} is not weighted, as it compares no answers" if likelihoods else ""
+        given.set("use_weighting", f"{FIELD}.likelihood_weights", True, why)
     else:
         given.off("use_weighting")
     if given.word("truncation_mode", "keep_start") == "keep_start":

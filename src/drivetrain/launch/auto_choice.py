@@ -79,9 +79,11 @@ def planned(base: RunConfig, asked: Sequence[str]) -> Plan:
     from drivetrain.plan.estimate import Traced
     from drivetrain.plan.machines import this_machine
     from drivetrain.plan.planning import searched, space_of
+    from drivetrain.plan.trace_processes import tracing_processes
 
     here = this_machine(catalogue()).over(base.nodes)
-    return searched(base, space_of(base, here.host, asked), Traced(here))
+    with tracing_processes() as processes:
+        return searched(base, space_of(base, here.host, asked), Traced(here, processes))
 
 
 def figures_as_it_stands(run: RunConfig) -> PlannedFigures | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,30 @@ def _sequences(query: Tensor, key: Tensor, value: Tensor, starts: Tensor) -> lis
     return [[(1, t.shape[1], length, t.shape[2]) for t in (query, key, value)] for length in lengths]
 
 
+def _apart(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, *_: Any, **__: Any) -> int:
+    return sum(_attention(*shapes) for shapes in _sequences_and_branches(query, key, value, bounds))
+
+
+def _apart_backward(
+    gradient: Any, query: Tensor, key: Tensor, value: Tensor, out: Any, sums: Any, bounds: Tensor, *_: Any, **__: Any
+) -> int:
+    del gradient, out, sums
+    return sum(_attention_backward(*shapes) for shapes in _sequences_and_branches(query, key, value, bounds))
+
+
+def _sequences_and_branches(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor) -> Iterator[list[list[int]]]:
+    """Yields the shapes of each sequence's queries, keys and values, (1, heads, T, width); a branch has its own keys
+    and those that it shares. bounds: as `packed_attention.bounds_of` makes them."""
+    for tables in on_host(bounds)[:, :, 0]:
+        lengths = np.diff(tables[0])
+        seen = lengths + (tables[1, :-1] if len(tables) == 2 else 0)
+        for length, keys in zip(lengths.tolist(), seen.tolist(), strict=True):
+            if length:
+                counts = (length, keys, keys)
+                tensors = (query, key, value)
+                yield [[1, t.shape[1], count, t.shape[3]] for t, count in zip(tensors, counts, strict=True)]
+
+
 # before PyTorch's own table, which lacks the CPU's fused attention and, in some versions, grouped heads
 _ATTENTION: dict[str, Callable[..., int]] = {
     **{
@@ -105,6 +129,8 @@ _ATTENTION: dict[str, Callable[..., int]] = {
     },
     "flex_attention": _forward,
     "flex_attention_backward": _flex_backward,
+    "drivetrain.attend_apart": _apart,
+    "drivetrain.attend_apart_backward": _apart_backward,
     "torch_attn._varlen_attn": _varlen,
     "torch_attn._varlen_attn_backward": _varlen_backward,
 }

@@ -53,6 +53,15 @@ def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
     return losses
 
 
+@torch.no_grad()
+@torch.compiler.disable
+def log_square_sums(logits: Tensor) -> Tensor:
+    """Returns log Σ p² over each row's probabilities p, (N,) fp32: the logarithm of the probability that a drawn token
+    has on average. logits: (N, V)."""
+    parts = logits.detach().split(rows_at_once(logits))
+    return torch.cat([(2 * part.float().log_softmax(-1)).logsumexp(-1) for part in parts])
+
+
 def rows_at_once(logits: Tensor) -> int:
     """Returns how many rows of logits (N, V) fit into the cache in fp32."""
     most = BYTES_AT_ONCE * (1 if kind_of_device(logits) == "cpu" else LARGER_ON_GPU)

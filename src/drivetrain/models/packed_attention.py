@@ -9,6 +9,9 @@ On a CPU each sequence is a call of its own, all of them one operator where bloc
 (2,048 tokens in a row, 8 heads of 64) forward and backward took a ninth of what they take under a mask over all pairs;
 calls for several sequences of like length, padded or not, took two to five times as long as single ones, for their
 gathering.
+
+Answers to one prompt may share it (`data.branches`), on a CPU alone so far: each of them is then computed against its
+prompt's keys and against its own (`sequence_operator`).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from drivetrain.data.branches import begins_of
 from drivetrain.data.row_shape import Rows
 from drivetrain.errors import RunError
 from drivetrain.memory.transfers import on_host, remember, sent
@@ -70,7 +74,10 @@ class PackedAttention:
         if _is_on_gpu(query) or kind_of_device(query) == "cuda":  # the second: one that is planned for
             query, key, value = _as_autocast_would(query, key, value)
             return self._on_gpu(module, query, key, value, attention_mask, looks_back, how), None
-        if torch.compiler.is_compiling() and not dropout and looks_back and query.device.type == "cpu":
+        branches = attention_mask.shape[1] == 2
+        if branches and (dropout or not looks_back):
+            raise RunError("answers that share a prompt: there is no attention with dropout, or that looks ahead")
+        if branches or (torch.compiler.is_compiling() and not dropout and looks_back and query.device.type == "cpu"):
             query, key, value = _as_autocast_would(query, key, value)
             return attend_apart(query, key, value, attention_mask, window, how.get("scaling")), None
         band = functools.partial(self._mask, _band, attention_mask)
@@ -200,10 +207,14 @@ def bounds_of(positions: Tensor, fixed: Rows | None = None) -> Tensor | None:
     dimension, which takes no memory and gives every layer the longest sequence on the host. Rows that hold fewer than S
     are filled with T. None if each row holds one.
 
+    Where answers share a prompt (`data.branches`), branches count as sequences and there are two such tables, (B, 2,
+    longest, S + 1): the second has the first position of each sequence, which is above 0 for a branch.
+
     positions: (B, T). fixed: the shape of rows, for which `longest` and S are the most that they can hold, so that
     boundaries have one shape.
     """
-    begins = on_host(positions)[:, 1:] == 0
+    own_positions = on_host(positions)
+    begins = begins_of(own_positions)[:, 1:]
     rows, places = begins.nonzero()
     if not len(rows):
         return None
@@ -216,7 +227,11 @@ def bounds_of(positions: Tensor, fixed: Rows | None = None) -> Tensor | None:
     table[rows, number] = places + 1
     longest = max(most, int(np.diff(table).max()))
     own = table[:, None, None]
-    bounds = sent(torch.from_numpy(own), positions.device).expand(-1, 1, longest, -1)
+    firsts = np.zeros_like(table)
+    firsts[rows, number] = own_positions[rows, places + 1]
+    if firsts.any():
+        own = np.concatenate([own, firsts[:, None, None]], 1)
+    bounds = sent(torch.from_numpy(own), positions.device).expand(-1, -1, longest, -1)
     remember(bounds, own)
     return bounds
 

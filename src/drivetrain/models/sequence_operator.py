@@ -4,17 +4,25 @@ Traced through, a loop over sequences would break the graph in every layer, and 
 lengths. As an operator of its own (torch.library.custom_op) it is one node, whose lengths are read when it runs: so a
 block is one graph, whatever the rows hold. The kernels are those that PyTorch's attention takes on a CPU, which keep
 their own logarithms of sums for the backward pass.
+
+A branch, which shares the first positions of the sequence before it (`data.branches`), is computed in two calls: all of
+its queries look at the shared keys, and each at the branch's own up to its place. With o₁, o₂ their outputs and s₁, s₂
+their logarithms of sums, s = log(exp s₁ + exp s₂) is that of both, and o₁ exp(s₁ - s) + o₂ exp(s₂ - s) the output. The
+kernel of the backward pass makes weights from s: with the s of both it gives each call's part of the gradients. So no
+mask is made, and no key copied. (The way in which Ring Attention joins blocks: Liu et al. 2023, section 3.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from drivetrain.errors import RunError
 from drivetrain.memory.transfers import on_host
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -45,12 +53,22 @@ def _attend(
     window: 0 for none.
     """
     given, sums = _empty(query)
-    for row, begin, end in _sequences(bounds):
-        parts = (_part(tensor, row, begin, end) for tensor in (query, key, value))
+    for row, begin, end, trunk in _sequences(bounds, window):
+        parts = [_part(tensor, row, begin, end) for tensor in (query, key, value)]
         found, its_sums = _FORWARD(*parts, 0.0, **_how(end - begin, window, scale, query))
+        if trunk is not None:
+            shared = [_part(tensor, row, *trunk) for tensor in (key, value)]
+            found, its_sums = _joined(found, its_sums, *_FORWARD(parts[0], *shared, 0.0, False, scale=scale))
         given[row : row + 1, :, begin:end] = found
         sums[row : row + 1, :, begin:end] = its_sums
     return given, sums
+
+
+def _joined(found: Tensor, sums: Tensor, other: Tensor, its_sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns output and logarithms of sums over the keys of both calls."""
+    both = torch.logaddexp(sums, its_sums)
+    weights = ((each - both).exp().unsqueeze(-1) for each in (sums, its_sums))
+    return sum(weight * part for weight, part in zip(weights, (found, other), strict=True)), both  # type: ignore[return-value]
 
 
 @_attend.register_fake
@@ -75,11 +93,18 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns gradients of query, key and value, (B, heads, T, width) each."""
     gradients = tuple(torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in (query, key, value))
-    for row, begin, end in _sequences(bounds):
-        parts = (_part(tensor, row, begin, end) for tensor in (gradient, query, key, value, given))
+    for row, begin, end, trunk in _sequences(bounds, window):
+        outer, own, *others = [_part(tensor, row, begin, end) for tensor in (gradient, query, key, value, given)]
+        its_sums = sums[row : row + 1, :, begin:end]
         how = _how(end - begin, window, scale, query)
         causal = how.pop("is_causal")
-        found = _BACKWARD(*parts, sums[row : row + 1, :, begin:end], 0.0, causal, **how)
+        found = list(_BACKWARD(outer, own, *others, its_sums, 0.0, causal, **how))
+        if trunk is not None:
+            shared = [_part(tensor, row, *trunk) for tensor in (key, value)]
+            more, *of_shared = _BACKWARD(outer, own, *shared, others[-1], its_sums, 0.0, False, scale=scale)
+            found[0] = found[0] + more
+            for whole, part in zip(gradients[1:], of_shared, strict=True):  # the trunk's own came before
+                whole[row : row + 1, :, trunk[0] : trunk[1]] += part
         for whole, part in zip(gradients, found, strict=True):
             whole[row : row + 1, :, begin:end] = part
     return gradients[0], gradients[1], gradients[2]
@@ -116,12 +141,20 @@ def _empty(query: Tensor) -> tuple[Tensor, Tensor]:
     return given, torch.empty(batch, heads, length, dtype=torch.float32, device=query.device)
 
 
-def _sequences(bounds: Tensor) -> Iterator[tuple[int, int, int]]:
-    """Yields row, begin and end of each sequence that has a length."""
-    for row, places in enumerate(on_host(bounds)[:, 0, 0]):
-        for begin, end in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
-            if end > begin:
-                yield row, begin, end
+def _sequences(bounds: Tensor, window: int) -> Iterator[tuple[int, int, int, tuple[int, int] | None]]:
+    """Yields row, begin and end of each sequence that has a length; of a branch also begin and end of what it shares.
+    Raises RunError where a branch is longer than the window."""
+    own = on_host(bounds)[:, :, 0]
+    for row, places in enumerate(own[:, 0].tolist()):
+        firsts = own[row, 1].tolist() if own.shape[1] == 2 else [0] * len(places)
+        root = 0
+        for (begin, end), first in zip(pairwise(places), firsts[:-1], strict=True):
+            if end <= begin:
+                continue
+            root = root if first else begin
+            if first and window and first + end - begin > window:
+                raise RunError(f"answers that share a prompt: {first + end - begin} tokens, and a window of {window}")
+            yield row, begin, end, (root, root + first) if first else None
 
 
 def _part(tensor: Tensor, row: int, begin: int, end: int) -> Tensor:

@@ -11,7 +11,7 @@ from drivetrain.config import rules
 from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig
 from drivetrain.data.remote_sources import fetched
-from drivetrain.errors import Problem, UserError
+from drivetrain.errors import UserError
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.estimator import NotPlanned
 from drivetrain.plan.machines import too_many_nodes
@@ -25,16 +25,16 @@ def plan_as_asked(
     """Returns a row for each list of overrides. Raises UserError for overrides that cannot be read, and where rules
     refuse all of them."""
     start = time.perf_counter()
+    ways = [_read(run_file, overrides, estimator, trust) for overrides in choices]
+    judged = [rules.judged(run, too_many_nodes(run.nodes, estimator.nodes), estimator.host) for run, _ in ways]
+    problems = [each for _, its in judged for each in its]
     rows: list[Row] = []
-    problems: list[Problem] = []
-    for number, overrides in enumerate(choices):
-        read, more = _read(run_file, overrides, estimator, trust)
-        run, its = rules.judged(read, too_many_nodes(read.nodes, estimator.nodes), estimator.host)
-        problems += its
+    for number, (run, its) in enumerate(judged):
+        estimator.expect(each for each, refusals in judged[number:] if not refusals)
         reason = "; ".join(f"{each.field}: {each.why}" for each in its)
         found = refused(run, run, reason) if its else as_it_stands(run, estimator)
         steps = None if found.costs is None else estimator.steps(run)
-        rows.append(replace(found, overrides=(*overrides, *more), rank=(number,), steps=steps))
+        rows.append(replace(found, overrides=(*choices[number], *ways[number][1]), rank=(number,), steps=steps))
     if problems and all(each.costs is None for each in rows):
         raise UserError(problems)
     ordered = in_order(rows)

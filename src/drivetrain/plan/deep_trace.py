@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from drivetrain.config.machine import Machine
@@ -19,16 +19,18 @@ FEW = 12  # blocks of a model that is traced whole: three shallow traces would t
 # fields that change how large a step's tensors are and how often they are made, but not what is done for each block
 SIZES = {"batch_size", "batch_size_per_device", "micro_batch_size", "micro_batch_tokens", "processes", "nodes"}
 IRRELEVANT = {"name", "output", "tracking", "checkpoints", "evaluation", "loop", "schedule"}  # to the costs of a step
+Pairs = dict[str, tuple[int, int] | None]  # by way of running: depths to extrapolate from; None: trace all blocks
 
 
 class Tracer:
     """Traces runs, and remembers in which ways of running their costs grow evenly with the model's depth."""
 
-    def __init__(self, depths: Sequence[int] = DEPTHS, few: int = FEW) -> None:
+    def __init__(self, depths: Sequence[int] = DEPTHS, few: int = FEW, pairs: Pairs | None = None) -> None:
+        """pairs: what another tracer of the same workload found."""
         self._depths, self._few = tuple(depths), few
         self._blocks: tuple[Workload, int] | None = None  # of the latest workload
-        self._pairs: dict[str, tuple[int, int] | None] = {}  # by way: depths to extrapolate from; None: trace it whole
-        self._found: dict[tuple[str, int], StepCosts] = {}  # by run and rank, of the latest workload
+        self.pairs: Pairs = dict(pairs or {})
+        self.found: dict[tuple[str, int], StepCosts] = {}  # by run and rank, of the latest workload
         self.notes: dict[str, None] = {}  # in order, each once
 
     def fullest_step_costs(
@@ -48,13 +50,13 @@ class Tracer:
         do not grow evenly with them. What was traced once is not traced again."""
         blocks = self._blocks_of(workload)
         key = run.model_dump_json(exclude=IRRELEVANT), rank
-        if key not in self._found:
-            self._found[key] = self._traced(run, machine, workload, rank, blocks)
-        return self._found[key]
+        if key not in self.found:
+            self.found[key] = self._traced(run, machine, workload, rank, blocks)
+        return self.found[key]
 
     def _traced(self, run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int) -> StepCosts:
         way = run.model_dump_json(exclude=SIZES | IRRELEVANT)
-        pair = self._pairs.get(way, self._depths[:2])
+        pair = self.pairs.get(way, self._depths[:2])
         if blocks <= self._few or run.engine.stages > 1 or pair is None:
             return step_costs(run, machine, workload, rank)
 
@@ -62,16 +64,16 @@ class Tracer:
             return DepthTrace(depth, *step_trace(run, machine, workload, rank, depth))
 
         try:
-            traces = (at(pair[0]), at(pair[1])) if way in self._pairs else self._checked(at, blocks)
+            traces = (at(pair[0]), at(pair[1])) if way in self.pairs else self._checked(at, blocks)
             found = extrapolated(*traces, blocks)
         except (UserError, RunError, NotLinear) as error:
-            self._pairs[way] = None
+            self.pairs[way] = None
             costs = step_costs(run, machine, workload, rank)  # raises for its own reason where it cannot be traced
             why = str(error) if isinstance(error, NotLinear) else "it cannot be traced with fewer"
             self.notes[f"engine={run.engine.label}: all {blocks} blocks were traced: {why}"] = None
             return costs
-        if way not in self._pairs:
-            self._pairs[way] = traces[0].depth, traces[1].depth
+        if way not in self.pairs:
+            self.pairs[way] = traces[0].depth, traces[1].depth
             few = f"{traces[0].depth - 1}, {traces[0].depth} and {traces[1].depth}"
             self.notes[f"traced with {few} of the model's {blocks} blocks, in even steps of which its costs grow"] = (
                 None
@@ -94,13 +96,22 @@ class Tracer:
                 break
         return traces[-2], traces[-1]
 
+    def learn(
+        self, workload: Workload, found: Mapping[tuple[str, int], StepCosts], pairs: Pairs, notes: Iterable[str]
+    ) -> None:
+        """Takes what another tracer found of the workload."""
+        self._blocks_of(workload)  # forgets what was found of another one
+        self.found.update(found)
+        self.pairs.update(pairs)
+        self.notes.update(dict.fromkeys(notes))
+
     def _blocks_of(self, workload: Workload) -> int:
         if self._blocks is None or self._blocks[0] is not workload:
             try:
                 found = alike_blocks(workload)
             except Exception:  # code of models: the trace itself reports why it cannot be built
                 found = 0
-            self._blocks, self._found = (workload, found), {}
+            self._blocks, self.found = (workload, found), {}
         return self._blocks[1]
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import RunError, UserError, last_line
@@ -10,13 +14,17 @@ from drivetrain.plan.estimator import NotPlanned
 from drivetrain.plan.machines import Cluster
 from drivetrain.plan.room import UNSEEN, room_of_a_rank
 from drivetrain.plan.run_time import time_of
-from drivetrain.plan.samples import Samples
+from drivetrain.plan.samples import Samples, times
 from drivetrain.plan.small_batches import measured_costs
 from drivetrain.plan.speeds import speeds_of
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.plan.step_time import StepTime
 from drivetrain.plan.trace import Untraceable
+from drivetrain.plan.trace_processes import Answer, Asked, TraceProcesses
 from drivetrain.training.auto_settings import compiling, order_of, total_steps_of
+
+PAYS = 8.0  # seconds of traces after which more are likely: a process takes about as long until its first trace begins
+QUICKLY_READ = 10.0  # seconds in which the data were read, which each process reads again
 
 
 def refuse_offload(run: RunConfig, host: Machine) -> None:
@@ -28,13 +36,18 @@ def refuse_offload(run: RunConfig, host: Machine) -> None:
 
 
 class Traced:
-    """Costs by tracing. Data are read once, and costs are kept by run."""
+    """Costs by tracing. Data are read once, and costs are kept by run.
 
-    def __init__(self, cluster: Cluster) -> None:
+    processes: where given, they trace ahead what is expected, as soon as traces have taken so long that it pays.
+    """
+
+    def __init__(self, cluster: Cluster, processes: TraceProcesses | None = None) -> None:
         self.cluster = cluster
         self.samples = Samples()
         self._costs: dict[str, StepCosts] = {}
         self._tracer = Tracer()
+        self._processes, self._spent = processes, 0.0  # seconds of traces
+        self._ahead: dict[str, Future[Answer | None]] = {}
 
     @property
     def nodes(self) -> int:
@@ -66,26 +79,52 @@ class Traced:
         """How the costs were found out: with all blocks of a model, or with a few."""
         return [*self._tracer.notes]
 
+    @property
+    def at_once(self) -> int:
+        """How many traces are taken beside each other now."""
+        pays = self._processes is not None and self._spent > PAYS and self.samples.seconds < QUICKLY_READ
+        return self._processes.count if self._processes is not None and pays else 1
+
+    def expect(self, runs: Iterable[RunConfig], quick: bool = False) -> None:
+        if self._processes is None or self.at_once == 1:
+            return
+        for run in runs:
+            key = _key(run, quick)
+            if key not in self._costs and key not in self._ahead:
+                asked = Asked(run, self.host, quick and run.world_size > 1, dict(self._tracer.pairs), times())
+                self._ahead[key] = self._processes.ask(asked)
+
     def costs(self, run: RunConfig, quick: bool = False) -> StepCosts:
-        quick = quick and run.world_size > 1
         refuse_offload(run, self.host)
-        key = f"{quick} {run.model_dump_json(exclude=IRRELEVANT)}"
+        key = _key(run, quick)
         if key not in self._costs:
-            try:
-                self._costs[key] = self._tracer.fullest_step_costs(run, self.host, self.samples.of(run), quick)
-            except UserError:
-                raise
-            except Untraceable as error:
-                if not self._can_measure(run):
-                    raise NotPlanned(str(error)) from error
-                self._costs[key] = measured_costs(run, self.host, self.samples.of(run))
-            except RunError as error:
-                raise NotPlanned(str(error)) from error
-            except Exception as error:  # code of models and engines that was never meant to run without numbers
-                raise NotPlanned(
-                    f"it cannot be traced: {last_line(error)}; measure it with train or compare"
-                ) from error
+            start = time.perf_counter()
+            self._costs[key] = self._from_ahead(run, key) or self._traced(run, quick and run.world_size > 1)
+            self._spent += time.perf_counter() - start
         return self._costs[key]
+
+    def _from_ahead(self, run: RunConfig, key: str) -> StepCosts | None:
+        """Returns what a process found; None where none has traced it."""
+        future = self._ahead.pop(key, None)
+        answer = None if future is None or self._processes is None else self._processes.answer(future)
+        if answer is None:
+            return None
+        self._tracer.learn(self.samples.of(run), answer.by_rank, answer.pairs, answer.notes)
+        return answer.costs
+
+    def _traced(self, run: RunConfig, quick: bool) -> StepCosts:
+        try:
+            return self._tracer.fullest_step_costs(run, self.host, self.samples.of(run), quick)
+        except UserError:
+            raise
+        except Untraceable as error:
+            if not self._can_measure(run):
+                raise NotPlanned(str(error)) from error
+            return measured_costs(run, self.host, self.samples.of(run))
+        except RunError as error:
+            raise NotPlanned(str(error)) from error
+        except Exception as error:  # code of models and engines that was never meant to run without numbers
+            raise NotPlanned(f"it cannot be traced: {last_line(error)}; measure it with train or compare") from error
 
     def _can_measure(self, run: RunConfig) -> bool:
         return self.cluster.is_here and self.host.device == "cpu" and run.world_size == 1
@@ -104,3 +143,8 @@ class Traced:
     def steps(self, run: RunConfig) -> int:
         """Returns the steps of the whole run."""
         return total_steps_of(run, order_of(run, self.samples.of(run)))
+
+
+def _key(run: RunConfig, quick: bool) -> str:
+    """quick: makes no difference to one process."""
+    return f"{quick and run.world_size > 1} {run.model_dump_json(exclude=IRRELEVANT)}"

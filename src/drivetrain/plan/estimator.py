@@ -5,6 +5,7 @@ The product traces the run and asks the table of devices (estimate.py); tests of
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from drivetrain.config.machine import Machine
@@ -46,6 +47,13 @@ class Estimator(Protocol):
     @property
     def no_speed(self) -> str | None:
         """Why times are not known; None where they are."""
+
+    @property
+    def at_once(self) -> int:
+        """How many runs' costs can be found out beside each other."""
+
+    def expect(self, runs: Iterable[RunConfig], quick: bool = False) -> None:
+        """Takes runs whose costs will probably be asked for next, in this order, to find them out beforehand."""
 
     def costs(self, run: RunConfig, quick: bool = False) -> StepCosts:
         """Returns the costs of a step. Takes seconds to a minute. Raises UserError where the run cannot be set up, and

@@ -23,6 +23,7 @@ from drivetrain.plan.overrides import after
 from drivetrain.plan.rows import Plan, Row
 from drivetrain.plan.search import search
 from drivetrain.plan.search_space import SEARCHED, Space, with_global_batch
+from drivetrain.plan.trace_processes import tracing_processes
 from drivetrain.runtime.run_folder import refuse_code_of_folders
 from drivetrain.workloads.generating import MakesSamples
 
@@ -43,8 +44,12 @@ def planned(
     without one the best way is searched. Where the machine's speed is not known, the run is planned as it stands too,
     without times. machine: as `machines.cluster` takes it. devices: a YAML with devices of the user's own.
     """
+    with tracing_processes() as processes:
+        return _planned(run_file, arguments, Traced(cluster(machine, catalogue(devices)), processes), price, trust)
+
+
+def _planned(run_file: Path, arguments: Sequence[str], estimator: Traced, price: float | None, trust: bool) -> Plan:
     fixed, axes = read_axes(arguments)
-    estimator = Traced(cluster(machine, catalogue(devices)))
     if axes or estimator.no_speed is not None:
         ways = [each.overrides for each in choices(fixed, axes)]
         return _noted(plan_as_asked(run_file, ways, estimator, price, trust), estimator)

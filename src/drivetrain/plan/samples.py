@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -28,12 +29,18 @@ def repeated(times: int) -> Iterator[None]:
         _TIMES.reset(token)
 
 
+def times() -> int:
+    """Returns how often data are taken just now."""
+    return _TIMES.get()
+
+
 class Samples:
     """The workload of the latest run, kept for the next one if that has the same."""
 
     def __init__(self) -> None:
         self._key = ""
         self._workload: Workload | None = None
+        self.seconds = 0.0  # that reading the latest workload took
 
     def hold(self, run: RunConfig, workload: Workload) -> None:
         """Takes a workload that was built for a run already."""
@@ -43,12 +50,13 @@ class Samples:
         """Returns the run's workload. Raises UserError where its data or model cannot be read."""
         key = run.model_dump_json(include=DECIDES)
         if self._workload is None or key != self._key:
+            start = time.perf_counter()
             self._key, self._workload = key, read_workload(run, training=True, change=_repeat)
+            self.seconds = time.perf_counter() - start
         return self._workload
 
 
 def _repeat(workload: Workload) -> None:
-    times = _TIMES.get()
-    if times > 1:
+    if times() > 1:
         assert isinstance(workload.train, JoinedSamples), "only a language model's samples are repeated"
-        workload.train = JoinedSamples([*workload.train.parts] * times)
+        workload.train = JoinedSamples([*workload.train.parts] * times())

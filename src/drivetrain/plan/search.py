@@ -11,22 +11,21 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from drivetrain.config.engines import SINGLE
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError, counted
 from drivetrain.plan.derive import Cut, Derivation, cuts_to_trace
 from drivetrain.plan.estimator import Estimator, NotPlanned
 from drivetrain.plan.rows import ALIKE, Plan, Row, chosen, gib, in_order, refused, room_for_tensors, row
-from drivetrain.plan.search_bounds import NOTHING, Extra, best_case, state_bytes
+from drivetrain.plan.search_alone import Looked, OneProcess
+from drivetrain.plan.search_bounds import best_case, state_bytes
 from drivetrain.plan.search_offers import offers
-from drivetrain.plan.search_space import Family, Space, families, with_global_batch
+from drivetrain.plan.search_space import Family, Space, families
 from drivetrain.plan.step_costs import Messages, StepCosts
 
 BEST = 5  # rows that are traced in the end
 MOST_TRACES = 90  # a search ends then, and says what it left out
-ONE_PROCESS = 8  # samples: enough to see how one process's work grows
 
 
 def search(
@@ -63,28 +62,13 @@ def search(
     )
 
 
-@dataclass
-class _Looked:
-    """A family that was looked at: its traces, and a row for each micro-batch."""
-
-    family: Family
-    traced: dict[Cut, StepCosts] = field(default_factory=dict)
-    sure: set[Cut] = field(default_factory=set)  # those of which the fullest rank was traced
-    rows: dict[int, Row] = field(default_factory=dict)
-
-    @property
-    def derivation(self) -> Derivation:
-        return Derivation(self.traced, self.family.run.engine.stages)
-
-
 class Search:
     """The state of a search."""
 
     def __init__(self, base: RunConfig, estimator: Estimator, most_traces: int = MOST_TRACES) -> None:
         self._base, self._estimator, self._most = base, estimator, most_traces
-        self._ones: dict[str, Derivation | None] = {}  # by precision
-        self._extras: dict[tuple[str, object, bool], Extra] = {}
-        self._looked: dict[str, _Looked] = {}
+        self._alone = OneProcess(base, estimator, self._trace)
+        self._looked: dict[str, Looked] = {}
         self._passed: list[Row] = []  # not looked at, with the reason
         self.traces = 0
         self.notes: list[str] = []
@@ -108,6 +92,9 @@ class Search:
             elif tighter > self._threshold() or self.traces >= self._most:
                 self._pass_over(family, None, tighter)
             else:
+                self._expect_after(
+                    family, [ways[each] for _, _, each in heapq.nsmallest(self._estimator.at_once, queue)]
+                )
                 self._look(family)
         left = [each for each in self._passed if each.at_best is not None and each.at_best <= self._threshold()]
         if left:
@@ -117,10 +104,10 @@ class Search:
 
     def trace_the_best(self) -> None:
         """Traces the choice and the best rows themselves, until those that are the best then are."""
-        while (best := self._untraced_best()) is not None:
-            looked, size = best
-            _, cut = looked.family.at(size)
-            if self._trace(looked, cut.shortened(looked.family.run.engine.stages), quick=False):
+        while best := self._untraced_best():
+            self._estimator.expect(looked.family.traced_as(self._own_cut(looked, size)) for looked, size in best)
+            looked, size = best[0]
+            if self._trace(looked, self._own_cut(looked, size), quick=False):
                 self._fill(looked)
             else:
                 del looked.rows[size]
@@ -132,7 +119,7 @@ class Search:
 
     def base_costs(self) -> StepCosts | None:
         """Returns one process's step of one sample at a time, in the first precision."""
-        one = next((each for each in self._ones.values() if each is not None), None)
+        one = self._alone.first
         return None if one is None else one.at(Cut(1, 2, 2))
 
     def costs_of(self, run: RunConfig, quick: bool = False) -> StepCosts:
@@ -144,7 +131,7 @@ class Search:
 
     def _bound(self, family: Family) -> float:
         """Returns the least seconds of a step; infinite where not even the model's state fits."""
-        one = self._one(family.run.precision)
+        one = self._alone.at_any_cut(family.run.precision)
         if one is None:
             return 0.0
         run, cut = family.at(family.sizes[-1])
@@ -159,14 +146,14 @@ class Search:
             return [*family.sizes]
         return [size for size in family.sizes if size not in plain.rows or plain.rows[size].fits != "yes"]
 
-    def _plain(self, family: Family) -> _Looked | None:
+    def _plain(self, family: Family) -> Looked | None:
         """Returns the same family without recompute and offload, if it was looked at."""
         plain = self._looked.get(family.like(recompute=False, offload_activations=False))
         return None if plain is None or plain.family.key == family.key else plain
 
     def _best_seconds(self, family: Family, size: int, one: Derivation) -> float:
         run, cut = family.at(size)
-        extra = self._extra(family)
+        extra = self._alone.extra(family.run)
         plain = self._plain(family)
         if plain is not None and len(plain.traced) > 1:
             costs = extra.added_to(plain.derivation.at(cut))
@@ -183,50 +170,9 @@ class Search:
                 if each.axis == axis:
                     yield replace(each, ranks=ranks)
 
-    def _shows(self, looked: _Looked, family: Family, axis: str) -> bool:
+    def _shows(self, looked: Looked, family: Family, axis: str) -> bool:
         same = looked.family.run.precision == family.run.precision
         return same and axis in looked.family.run.engine.axes and len(looked.traced) > 1
-
-    def _one(self, precision: str) -> Derivation | None:
-        """Returns one process's traces in a precision; None where it cannot be traced so."""
-        if precision not in self._ones:
-            run = self._alone(precision)
-            samples = min(run.global_batch, ONE_PROCESS)
-            family = Family(run, samples, (1,))
-            looked = _Looked(family)
-            done = [self._trace(looked, cut) for cut in cuts_to_trace(samples, 1)]
-            self._ones[precision] = looked.derivation if all(done) else None
-        return self._ones[precision]
-
-    def _alone(self, precision: str) -> RunConfig:
-        update = {"engine": SINGLE, "processes": None, "nodes": 1, "precision": precision, "micro_batch_size": None}
-        plain = {"recompute": False, "offload_activations": False}
-        return self._base.model_copy(
-            update={**update, **plain, "batch_size": self._batch, "batch_size_per_device": None}
-        )
-
-    @property
-    def _batch(self) -> int:
-        devices = self._estimator.nodes * self._estimator.devices_per_node
-        return with_global_batch(self._base, devices).global_batch
-
-    def _extra(self, family: Family) -> Extra:
-        """Returns what recompute and offload add to one process's work."""
-        run = family.run
-        key = run.precision, run.recompute, run.offload_activations
-        if key not in self._extras:
-            plain = not run.recompute and not run.offload_activations
-            self._extras[key] = NOTHING if plain else self._measured_extra(run)
-        return self._extras[key]
-
-    def _measured_extra(self, run: RunConfig) -> Extra:
-        one = self._one(run.precision)
-        options = {"recompute": run.recompute, "offload_activations": run.offload_activations}
-        cut = cuts_to_trace(min(self._batch, ONE_PROCESS), 1)[0]
-        looked = _Looked(Family(self._alone(run.precision).model_copy(update=options), cut.samples, (1,)))
-        if one is None or not self._trace(looked, cut):
-            return NOTHING
-        return Extra.of(one.at(cut), looked.traced[cut])
 
     def _threshold(self) -> float:
         """Returns the step time beyond which a way is of no interest."""
@@ -237,24 +183,25 @@ class Search:
 
     def _look(self, family: Family) -> None:
         """Traces a family at its smallest micro-batch and, if that fits, at others, and derives its rows."""
-        looked = _Looked(family)
+        looked = Looked(family)
         smallest, *others = cuts_to_trace(family.samples, family.run.engine.stages)
         if not self._trace(looked, smallest):
             return
         self._looked[family.key] = looked
         if self._fits(looked, family.sizes[0]):
+            self._estimator.expect((family.traced_as(cut) for cut in others), quick=True)
             for cut in others:
                 self._trace(looked, cut)
             self._fill(looked)
         else:
             self._fill(looked, only=family.sizes[0])
 
-    def _fits(self, looked: _Looked, size: int) -> bool:
+    def _fits(self, looked: Looked, size: int) -> bool:
         run, cut = looked.family.at(size)
         memory = looked.derivation.at(cut).memory
         return memory.reserved + self._estimator.unseen(run)[1] <= self._estimator.capacity(run)
 
-    def _fill(self, looked: _Looked, only: int | None = None) -> None:
+    def _fill(self, looked: Looked, only: int | None = None) -> None:
         derivation = looked.derivation
         for size in looked.family.sizes if only is None else [only]:
             run, cut = looked.family.at(size)
@@ -263,14 +210,14 @@ class Search:
                 costs = replace(costs, origin="traced")
             looked.rows[size] = row(run, self._base, costs, self._estimator, looked.family.rank)
 
-    def _is_traced(self, looked: _Looked, size: int) -> bool:
+    def _is_traced(self, looked: Looked, size: int) -> bool:
         """Returns whether the memory of a micro-batch of this size was traced, on the fullest rank."""
         full = max(2, looked.family.run.engine.stages)
         depth = min(looked.family.at(size)[1].count, full)
         return any(cut.size == size and min(cut.count, full) == depth for cut in looked.sure)
 
-    def _untraced_best(self) -> tuple[_Looked, int] | None:
-        """Returns the first of the best rows that is not traced yet."""
+    def _untraced_best(self) -> list[tuple[Looked, int]]:
+        """Returns those of the best rows that are not traced yet."""
         fitting = [
             (each, looked, size)
             for looked in self._looked.values()
@@ -280,9 +227,23 @@ class Search:
         best = sorted(fitting, key=lambda found: (found[0].seconds or 0.0, found[0].rank))
         choice = chosen([each for each, _, _ in best])
         best = [*(found for found in best if found[0] is choice), *best[:BEST]]
-        return next(((looked, size) for _, looked, size in best if not self._is_traced(looked, size)), None)
+        return [(looked, size) for _, looked, size in best if not self._is_traced(looked, size)]
 
-    def _trace(self, looked: _Looked, cut: Cut, quick: bool = True) -> bool:
+    @staticmethod
+    def _own_cut(looked: Looked, size: int) -> Cut:
+        """Returns the cut that shows all of this micro-batch."""
+        return looked.family.at(size)[1].shortened(looked.family.run.engine.stages)
+
+    def _expect_after(self, family: Family, others: list[Family]) -> None:
+        """Has the smallest micro-batch of the family traced ahead, and that of others that will probably be looked at
+        next."""
+        likely = [each for each in others if self._open_sizes(each) and self._bound(each) <= self._threshold()]
+        ways = [family, *likely][: self._estimator.at_once]
+        self._estimator.expect(
+            (each.traced_as(cuts_to_trace(each.samples, each.run.engine.stages)[0]) for each in ways), True
+        )
+
+    def _trace(self, looked: Looked, cut: Cut, quick: bool = True) -> bool:
         """Adds a trace. Returns False where there can be none; the family is passed over with the reason."""
         try:
             looked.traced[cut] = self.costs_of(looked.family.traced_as(cut), quick)
@@ -298,7 +259,7 @@ class Search:
         return False
 
     def _too_large(self, family: Family) -> str:
-        one = self._one(family.run.precision)
+        one = self._alone.at_any_cut(family.run.precision)
         assert one is not None, "a family has a bound by memory only where one process was traced"
         state = state_bytes(family.run, one.at(Cut(1, 2, 2)).memory)
         lacks = sum(state.values()) - self._estimator.capacity(family.run)

@@ -37,7 +37,7 @@ from drivetrain.plan.trace_model import CachedFakeMode, built_fake
 from drivetrain.plan.trace_operations import OperationRecord
 from drivetrain.plan.trace_ranks import fake_ranks
 from drivetrain.training.assemble import assemble_around
-from drivetrain.training.auto_settings import rows_of
+from drivetrain.training.auto_settings import settle_rows
 from drivetrain.workloads.base import Workload
 
 DECIDES = (DataDependentOutputException, DynamicOutputShapeException)  # a number of a tensor decides what comes next
@@ -110,7 +110,7 @@ def _traced(
         engine = assemble_around(workload, run, on_cpu, ranks, part=record.memory.part, traced=True)
         stack.callback(engine.close)
         with real_numbers():
-            workload.rows = rows_of(run, machine, workload, compiles=False)
+            settle_rows(run, machine, workload, compiles=False)
             window = fullest_window(run, machine, workload, engine)
         batches = without_numbers(window.micro_batches, mode)
         costs = record.of_two_steps(engine, batches, "traced", in_flight=run.engine.stages > 1)
@@ -122,7 +122,7 @@ def measured_step_costs(run: RunConfig, machine: Machine, workload: Workload) ->
     record = Record(machine)
     with arithmetic(run.precision_spec, machine):
         engine = assemble_around(workload, run, machine, Communicator(), part=record.memory.part)
-        workload.rows = rows_of(run, machine, workload, compiles=False)
+        settle_rows(run, machine, workload, compiles=False)
         window = fullest_window(run, machine, workload, engine)
         try:
             return record.of_two_steps(engine, window.micro_batches, "measured")

@@ -16,7 +16,7 @@ from drivetrain.data.order import Order
 from drivetrain.distributed.real_numbers import real_numbers
 from drivetrain.engines.base import Engine
 from drivetrain.memory.transfers import remember
-from drivetrain.training.auto_settings import order_of, rows_of, total_steps_of
+from drivetrain.training.auto_settings import order_of, settle_rows, total_steps_of
 from drivetrain.training.batching import slice_of, window_slice
 from drivetrain.training.windows import stand_in_window, windows_of
 from drivetrain.workloads.base import Workload
@@ -54,7 +54,7 @@ def shapes_of_batches(
     """Returns the shapes of the fullest step's batches on a data rank; None where they depend on the model."""
     if isinstance(workload, MakesSamples):
         return None
-    workload.rows = rows_of(run, machine, workload, compiles=False)
+    settle_rows(run, machine, workload, compiles=False)
     mine = slice_of(run, machine, workload, data_rank, data_world)
     loader = run.loader.model_copy(update={"workers": 0})
     order = order_of(run, workload)

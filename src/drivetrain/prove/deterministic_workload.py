@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
 from drivetrain.data.order import Order
 from drivetrain.data.row_shape import Rows
 from drivetrain.models.adapters import AdapterSet
@@ -143,6 +145,17 @@ class Stilled(Workload):
     @rows.setter
     def rows(self, rows: Rows | None) -> None:
         self._inner.rows = rows
+
+    @property
+    def shares_prompts(self) -> bool:
+        return self._inner.shares_prompts
+
+    @shares_prompts.setter
+    def shares_prompts(self, shares: bool) -> None:
+        self._inner.shares_prompts = shares
+
+    def why_not_shared(self, run: RunConfig, machine: Machine) -> str | None:
+        return self._inner.why_not_shared(run, machine)
 
     def order(self, batch_size: int, seed: int, by_epochs: bool) -> Order:
         return self._inner.order(batch_size, seed, by_epochs)

@@ -20,7 +20,7 @@ from drivetrain.errors import UserError
 from drivetrain.memory.allocator import keep_freed_blocks
 from drivetrain.optim.optimizers import OptimizerFactory, optimizer_factory
 from drivetrain.runtime.hardware import torch_device
-from drivetrain.training.auto_settings import Compiling, compiling, keeps_freed_memory, rows_of
+from drivetrain.training.auto_settings import Compiling, compiling, keeps_freed_memory, settle_rows
 from drivetrain.training.model_memory import counted, refuse_too_large
 from drivetrain.training.precompute import precompute, precompute_beside
 from drivetrain.training.workload_rules import check_workload, metric_direction_of_file
@@ -47,7 +47,7 @@ def assemble(
     workload = read_workload(run, training)
     compiles = compiling(run, machine, workload, training)
     if training:
-        workload.rows = rows_of(run, machine, workload, compiles.what is not False)
+        settle_rows(run, machine, workload, compiles.what is not False)
     return workload, _engine(workload, run, machine, ranks, build_optimizer, part, compiles)
 
 

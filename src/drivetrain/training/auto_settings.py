@@ -151,6 +151,13 @@ def collect_every(run: RunConfig) -> int:
     return (EVERY if run.world_size > 1 else 0) if every == "auto" else every
 
 
+def settle_rows(run: RunConfig, machine: Machine, workload: Workload, compiles: bool) -> None:
+    """Decides how a training lays samples into packed rows: whether answers share their prompt, and which length rows
+    are filled up to."""
+    workload.shares_prompts = workload.packs and workload.why_not_shared(run, machine) is None
+    workload.rows = rows_of(run, machine, workload, compiles)
+
+
 def rows_of(run: RunConfig, machine: Machine, workload: Workload, compiles: bool) -> Rows | None:
     """Returns the length that packed rows are filled up to, or None: by default on a GPU and wherever blocks are
     compiled."""

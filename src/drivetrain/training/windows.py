@@ -91,6 +91,10 @@ def _cut(
 ) -> tuple[list[MicroBatch], int]:
     """Returns this rank's micro-batches, and the number of samples of the largest."""
     pieces = Slice(mine.data_rank, mine.data_world, mine.micro_batch_size).positions(indices)
+    if workload.shares_prompts:  # those of one prompt together
+        share = np.concatenate(pieces)
+        share = share[np.argsort(indices[share], kind="stable")]
+        pieces = np.split(share, np.cumsum([len(piece) for piece in pieces])[:-1])
     own = [indices[piece] if len(piece) else indices[:1] for piece in pieces]
     tensors = [workload.collate([samples[int(index)] for index in each]) for each in own]
     window = [MicroBatch(batch, len(piece) > 0, piece) for batch, piece in zip(tensors, pieces, strict=True)]

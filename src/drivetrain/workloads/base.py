@@ -16,6 +16,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
 from drivetrain.data.order import GlobalOrder, Order
 from drivetrain.data.row_shape import Rows
 from drivetrain.data.streams.endless import Endless, draws
@@ -84,6 +86,7 @@ class Workload(ABC):
     fake_quantiser: FakeQuantiser | None = None  # prepares each of them before that
     has_batch_norm: bool = False  # the model that was built last
     rows: Rows | None = None  # which a training fills packed rows up to
+    shares_prompts: bool = False  # whether a training lays answers to one prompt behind it, which lies there once
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -224,6 +227,11 @@ class Workload(ABC):
     def packs(self) -> bool:
         """Whether `collate` lays samples end to end, so that none needs padding."""
         return False
+
+    def why_not_shared(self, run: RunConfig, machine: Machine) -> str | None:
+        """Returns the reason that answers do not share their prompt; None where they do."""
+        del run, machine
+        return "a sample has one answer"
 
     def order(self, batch_size: int, seed: int, by_epochs: bool) -> Order:
         """Returns which training samples each step takes. by_epochs: whether the run's length is a number of epochs; a

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from drivetrain.config.generation import Generation
 from drivetrain.config.language import LanguageModel
@@ -105,7 +106,9 @@ class LanguageModelWorkload(LanguageSamplesWorkload, Generates):
     def _sample_of(self, batch: Batch) -> Tensor:
         """Returns the number of the sample at each place, (B, T)."""
         if self._packs:
-            return (batch["position_ids"] == 0).cumsum(1) - 1
+            positions = batch["position_ids"]
+            goes_on = positions[:, 1:] == positions[:, :-1] + 1
+            return F.pad((~goes_on).cumsum(1), (1, 0))
         rows = torch.arange(len(batch["targets"]), device=batch["targets"].device)
         return rows[:, None].expand_as(batch["targets"])
 

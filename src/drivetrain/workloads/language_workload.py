@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from drivetrain.config.language import LanguageModel
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
 from drivetrain.data.language.chat import show
 from drivetrain.data.language.samples import JoinedSamples, Sample, TokenSamples
 from drivetrain.data.mixed_order import mixed_order
@@ -23,6 +25,7 @@ from drivetrain.workloads.exporting import Speaks
 from drivetrain.workloads.language_data import LanguageReader
 from drivetrain.workloads.language_mix import distinct
 from drivetrain.workloads.language_report import data_report
+from drivetrain.workloads.shared_prompts import why_not_shared
 
 IGNORED = -100
 NAMES = "input_ids", "position_ids", "targets"
@@ -37,15 +40,24 @@ class LanguageSamplesWorkload(Speaks):
         found = self._reader.read()
         self.train, self.evaluation, self._mix = found.train, found.evaluation, found.mix
         self._packs = config.is_packed  # until a model is built that cannot
+        self._shares = False
 
-    def _laid_out(self, samples: Sequence[Sample]) -> Batch:
+    def _laid_out(self, samples: Sequence[Sample], shared: Sequence[int] | None = None) -> Batch:
         """Returns input_ids, position_ids, targets: (B, T), int64. Padded at the end, without targets; or, packed, one
         row of all samples end to end (1, total), in which positions begin again with each, and with the padding up to
-        `rows`."""
-        inputs = [ids[:-1] for ids, _ in samples]
-        targets = [np.where(trained[1:], ids[1:], IGNORED) for ids, trained in samples]
+        `rows`.
+
+        shared: packed, how many first tokens of each sample lie in the row already, as those of the last sample that
+        shares none (`data.branches`); left out, none do.
+        """
+        starts = [0] * len(samples) if shared is None else shared
+        inputs = [ids[start:-1] for start, (ids, _) in zip(starts, samples, strict=True)]
+        targets = [
+            np.where(trained[start + 1 :], ids[start + 1 :], IGNORED)
+            for start, (ids, trained) in zip(starts, samples, strict=True)
+        ]
         if self._packs:
-            positions = [np.arange(len(each)) for each in inputs]
+            positions = [np.arange(start, start + len(each)) for start, each in zip(starts, inputs, strict=True)]
             if self.rows is not None:
                 positions.append(self.rows.padding(sum(map(len, inputs))))
                 inputs.append(np.zeros_like(positions[-1]))
@@ -81,6 +93,17 @@ class LanguageSamplesWorkload(Speaks):
     def packs(self) -> bool:
         return self._packs
 
+    @property
+    def shares_prompts(self) -> bool:
+        return self._shares and self._packs
+
+    @shares_prompts.setter
+    def shares_prompts(self, shares: bool) -> None:
+        self._shares = shares
+
+    def why_not_shared(self, run: RunConfig, machine: Machine) -> str | None:
+        return why_not_shared(run, machine, self.tokenizer)
+
     def order(self, batch_size: int, seed: int, by_epochs: bool) -> Order:
         if isinstance(self.train, StreamedMixture):
             return self.train.order(batch_size, seed, by_epochs)
@@ -114,6 +137,7 @@ class LanguageSamplesWorkload(Speaks):
             "vocabulary": len(self._reader.tokenizer),
             "rows_dropped": sum(len(account.bad) + account.too_long + account.without_target for account in accounts),
             "packed": self.packs,
+            **({"prompts_shared": self.shares_prompts} if self._config.has_alternatives else {}),
         }
 
     @property

@@ -8,6 +8,7 @@ their rewards are a part of checkpoints.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from drivetrain.config.generation import Generation
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.reinforcement import LOSSES, PPO, RLOO
+from drivetrain.data.branches import begins_of
 from drivetrain.data.language.samples import PromptSample, Sample
 from drivetrain.memory.transfers import on_host
 from drivetrain.models.cross_entropy import cross_entropies
@@ -67,7 +69,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         """Returns the batch of answers, and their `columns`, fp32, shaped as targets. A prompt stands for one with the
         longest answer allowed, which memory is measured with."""
         made = [self._longest(each) if isinstance(each, PromptSample) else each for each in samples]
-        batch = self._laid_out([_sample(each) for each in made])
+        batch = self._laid_out([_sample(each) for each in made], _shared(made) if self.shares_prompts else None)
         places = (batch["targets"] != IGNORED).flatten()
         for name in self.columns:
             flat = torch.zeros(batch["targets"].numel())
@@ -98,7 +100,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         """Returns the number of answers, known on the host."""
         if not self.packs:
             return len(batch["targets"])
-        return int((on_host(batch["position_ids"]) == 0).sum())
+        return int(begins_of(on_host(batch["position_ids"])).sum())
 
     @property
     def auxiliary(self) -> Mapping[str, Auxiliary]:
@@ -194,12 +196,15 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         places = batch["targets"] != IGNORED
         owner = self._sample_of(batch)
         ends = [int(torch.nonzero(places & (owner == number))[-1, 1]) for number in range(self._count(batch))]
-        found = []
+        found: list[Tensor] = []
         for number, end in enumerate(ends):
             row = 0 if self.packs else number
             own = owner[row] == number
             own[end + 1 :] = False  # padding
-            found.append(torch.cat([batch["input_ids"][row][own], batch["targets"][row, end : end + 1]]))
+            # an answer that shares its prompt begins where that ends
+            shared = int(batch["position_ids"][row][own][0])
+            root = found[-1][:shared] if shared else batch["input_ids"][row, :0]
+            found.append(torch.cat([root, batch["input_ids"][row][own], batch["targets"][row, end : end + 1]]))
         return found
 
     def _made(self, answer: Answered, values: Mapping[str, Any]) -> Made:
@@ -319,6 +324,17 @@ def _sample(made: Made) -> Sample:
     """Returns ids, and whether each is learned from."""
     ids = made["ids"].numpy()
     return ids, (np.arange(len(ids)) >= made["prompt"]) & bool(made["learned"])
+
+
+def _shared(answers: Sequence[Made]) -> list[int]:
+    """Returns for each answer how many first tokens of the answer before it its own prompt has too: all but the last
+    where both answer one prompt."""
+    found = [0]
+    for before, each in pairwise(answers):
+        size = each["prompt"]
+        same = size == before["prompt"] and torch.equal(each["ids"][:size], before["ids"][:size])
+        found.append(size - 1 if same else 0)
+    return found
 
 
 def _values(made: Made, name: str) -> Tensor:

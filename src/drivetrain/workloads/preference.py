@@ -14,9 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.config.preference import LOSSES
+from drivetrain.data.branches import begins_of
 from drivetrain.data.language.samples import JoinedSamples, Pair, PairSamples, Sample
 from drivetrain.memory.transfers import on_host
-from drivetrain.workloads.against_reference import CARRIED, FromPreferences, summed
+from drivetrain.models.cross_entropy import cross_entropies, log_square_sums
+from drivetrain.models.language_head import places_of_targets
+from drivetrain.workloads.against_reference import CARRIED, FromPreferences, numbers_of, summed
 from drivetrain.workloads.base import Batch, Outputs, Samples
 from drivetrain.workloads.exporting import PlainBatch
 from drivetrain.workloads.generating import Prompt
@@ -24,7 +27,7 @@ from drivetrain.workloads.language_model import IGNORED
 from drivetrain.workloads.language_prompts import OwnSamples, prompts_of_samples
 from drivetrain.workloads.loss_contract import NO_CONTEXT, ONE_TERM, LossContext, Partial
 from drivetrain.workloads.metrics import MeanOfColumn, Metric
-from drivetrain.workloads.preference_losses import FORMULAS, Case, Sides, Whole
+from drivetrain.workloads.preference_losses import Case, Sides, Whole, loss_of
 
 # the columns of predictions, (P, 7)
 COLUMNS = (
@@ -40,7 +43,9 @@ class PreferenceWorkload(FromPreferences):
 
     def collate(self, samples: Sequence[Pair]) -> Batch:
         """Returns the batch of all sides, chosen and rejected in turns: padded 2B rows, packed one."""
-        return {**self._laid_out([side for pair in samples for side in pair.sides]), **self._carried(samples)}
+        sides = [side for pair in samples for side in pair.sides]
+        shared = [count for pair in samples for count in (0, pair.shared)] if self.shares_prompts else None
+        return {**self._laid_out(sides, shared), **self._carried(samples)}
 
     def shown(self, sample: Pair) -> str:
         chosen, rejected = (super(PreferenceWorkload, self).shown(side) for side in sample.sides)
@@ -52,17 +57,21 @@ class PreferenceWorkload(FromPreferences):
     @property
     def lengths(self) -> Sequence[int] | None:
         wanted = self.packs or self._config.data.group_by_length
-        return pair_lengths(self.train, self.packs) if wanted and isinstance(self.train, JoinedSamples) else None
+        if not wanted or not isinstance(self.train, JoinedSamples):
+            return None
+        return pair_lengths(self.train, self.packs, self.shares_prompts)
 
     @property
     def evaluation_lengths(self) -> Sequence[int] | None:
-        return None if self.evaluation is None or not self.packs else pair_lengths(self.evaluation, True)
+        if self.evaluation is None or not self.packs:
+            return None
+        return pair_lengths(self.evaluation, True, self.shares_prompts)
 
     def _pairs(self, batch: Batch) -> int:
         """Returns the number of pairs, known on the host."""
         if not self.packs:
             return len(batch["targets"]) // 2
-        return int((on_host(batch["position_ids"]) == 0).sum()) // 2
+        return int(begins_of(on_host(batch["position_ids"])).sum()) // 2
 
     # --- the loss -----------------------------------------------------------------------------------------------------
 
@@ -93,7 +102,7 @@ class PreferenceWorkload(FromPreferences):
 
     def loss_sums(self, model: nn.Module, batch: Batch, context: LossContext) -> Mapping[str, Tensor]:
         case = self._case(model, batch, context)
-        return {term: FORMULAS[name](case).sum() for term, name in zip(self.terms, self._losses, strict=True)}
+        return {term: loss_of(name, case) for term, name in zip(self.terms, self._losses, strict=True)}
 
     def _case(self, model: nn.Module, batch: Batch, context: LossContext) -> Case:
         rows, own = context.statistics.rows, context.statistics.own
@@ -104,13 +113,13 @@ class PreferenceWorkload(FromPreferences):
             reference = rows["reference"][own[:pairs]]
         else:
             reference = self._compared(model, batch, context)
-        policy, tokens, full = self._log_probabilities(model, batch)
+        policy, tokens, full, weights = self._weighed(model, batch)
         if known:
             assert own is not None
             whole = Whole(rows["policy"], rows["reference"], own[:pairs])
         else:  # of an evaluation, which has no statistics: the batch's own pairs
             whole = Whole(policy.detach(), reference, torch.arange(pairs, device=policy.device))
-        return Case(Sides(policy, reference, tokens, full), whole, self._settings, self._beta)
+        return Case(Sides(policy, reference, tokens, full, weights), whole, self._settings, self._beta)
 
     def _compared(self, model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
         """Returns the reference's log-probabilities, (P, 2); 0 where there is none."""
@@ -126,8 +135,27 @@ class PreferenceWorkload(FromPreferences):
 
     def _log_probabilities(self, model: Callable[..., Any], batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Returns (P, 2) each: log-probabilities of the answers, weighted by ld_alpha; tokens; log-probabilities."""
-        count = 2 * self._pairs(batch)
-        found, sides, tokens = self._answers(model, batch, count)
+        return self._of_sides(*self._answers(model, batch, 2 * self._pairs(batch)))
+
+    def _weighed(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Returns the same, and each pair's weight, (P,), if pairs are weighted: Zhou et al. 2024, "WPO: Enhancing RLHF
+        with Weighted Preference Optimization", equation 2, the likelihood a token of either answer, multiplied, without
+        gradient; each token's in proportion to that of a token that the model draws itself (sampled alignment): log p -
+        log Σ p²."""
+        if not self._settings.likelihood_weights:
+            return *self._log_probabilities(model, batch), None
+        targets, count = batch["targets"], 2 * self._pairs(batch)
+        places = places_of_targets(targets)
+        logits = self._head.logits_at_targets(model, self._given(batch), targets)
+        found = -cross_entropies(logits, targets.flatten()[places])
+        sides = self._sample_of(batch).flatten()[places]
+        tokens = numbers_of(sides, count)
+        aligned = summed(found.detach() - log_square_sums(logits), sides, count) / tokens.clamp(min=1)
+        return *self._of_sides(found, sides, tokens), aligned.view(-1, 2).sum(1).exp()
+
+    def _of_sides(self, found: Tensor, sides: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """found, sides: (N,), the log-probability and the side of each target; tokens: (2P,), of each side."""
+        count = len(tokens)
         full = summed(found, sides, count)
         weighted = full
         if self._settings.ld_alpha is not None:
@@ -146,10 +174,7 @@ class PreferenceWorkload(FromPreferences):
     def outputs_in(self, model: nn.Module, batch: Batch, context: LossContext) -> Outputs:
         case = self._case(model, batch, context)
         counts = self.counts(batch)
-        terms = {
-            term: (FORMULAS[name](case).sum(), counts[term])
-            for term, name in zip(self.terms, self._losses, strict=True)
-        }
+        terms = {term: (loss_of(name, case), counts[term]) for term, name in zip(self.terms, self._losses, strict=True)}
         sides = case.sides
         rewards = self._rewards(sides)
         right = (rewards[:, 0] > rewards[:, 1]).float()[:, None]
@@ -193,11 +218,13 @@ class PreferenceWorkload(FromPreferences):
         return super().plain_batch(model, [pair.chosen for pair in samples])
 
 
-def pair_lengths(samples: JoinedSamples, packs: bool) -> list[int]:
-    """Returns the positions of each pair: packed those of both sides, padded twice those of the longer."""
-    found = []
+def pair_lengths(samples: JoinedSamples, packs: bool, shares: bool) -> list[int]:
+    """Returns the positions of each pair: packed those of both sides, padded twice those of the longer. shares: whether
+    packed sides share their prompt, whose positions then count once."""
+    found: list[int] = []
     for part in samples.parts:
         assert isinstance(part, PairSamples)
         both = np.stack([part.chosen.lengths, part.rejected.lengths]) - 1
-        found += (both.sum(0) if packs else 2 * both.max(0)).tolist()
+        lengths = both.sum(0) if packs else 2 * both.max(0)
+        found += (lengths - part.shared if shares else lengths).tolist()
     return found

@@ -16,19 +16,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from drivetrain.config.preference import Preference
+from drivetrain.config.preference import LIKELIHOODS, Preference
 
 
 @dataclass(frozen=True)
 class Sides:
     """Values of P pairs, each (P, 2): of the chosen and the rejected answer. policy, reference: log-probabilities, the
     reference's 0 where there is none. tokens: how many of each answer's tokens are targets. full: the policy's
-    log-probabilities without `ld_alpha`."""
+    log-probabilities without `ld_alpha`. weights: (P,), what the losses that compare answers are multiplied by; None:
+    all by 1."""
 
     policy: Tensor
     reference: Tensor
     tokens: Tensor
     full: Tensor
+    weights: Tensor | None = None
 
     @property
     def ratios(self) -> Tensor:
@@ -82,6 +84,12 @@ class Case:
     def logits(self) -> Tensor:
         """(P,): β times how much further the chosen answer's score is than the rejected one's."""
         return self.beta * between(self.scores)
+
+
+def loss_of(name: str, case: Case) -> Tensor:
+    """Returns the sum of a loss over the P pairs."""
+    values, weights = FORMULAS[name](case), case.sides.weights
+    return (values if weights is None or name in LIKELIHOODS else values * weights).sum()
 
 
 def between(values: Tensor) -> Tensor:

@@ -50,18 +50,23 @@ class RewardWorkload(LanguageSamplesWorkload):
 
     def collate(self, samples: Sequence[Pair]) -> Batch:
         """Returns input_ids (2B, T) int64, chosen and rejected in turns, padded at the end; or, packed, one row of all
-        (1, total), with position_ids that begin again with each, and `ends` (2B,), where each has its last token that
-        is no padding. margins: (B,) fp32."""
+        (1, total), with position_ids that begin again with each (or with each answer, where both share their prompt),
+        and `ends` (2B,), where each has its last token that is no padding. margins: (B,) fp32."""
         answers = [side[0] for pair in samples for side in pair.sides]
         margins = torch.tensor([pair.margin for pair in samples], dtype=torch.float32)
         if not self._packs:
             return {"input_ids": self._padded(answers), "margins": margins}
-        lengths = np.array([len(ids) for ids in answers])
-        rows = np.concatenate(answers), np.concatenate([np.arange(length) for length in lengths])
+        # as the classifier itself finds them
+        ends = np.array([len(ids) - 1 - np.argmax(ids[::-1] != self._pad) for ids in answers])
+        shared = [count for pair in samples for count in (0, pair.shared if self.shares_prompts else 0)]
+        starts = np.minimum(shared, ends)  # where an answer is padding alone, it ends in its prompt
+        places = [np.arange(start, len(ids)) for start, ids in zip(starts, answers, strict=True)]
+        own = [ids[start:] for start, ids in zip(starts, answers, strict=True)]
+        rows = np.concatenate(own), np.concatenate(places)
         ids, positions = (torch.from_numpy(row.astype(np.int64))[None] for row in rows)
-        behind = np.array([np.argmax(ids[::-1] != self._pad) for ids in answers])  # as the classifier itself finds them
-        ends = torch.from_numpy(lengths.cumsum() - 1 - behind)
-        return {"input_ids": ids, "position_ids": positions, "ends": ends, "margins": margins}
+        before = np.cumsum([0, *(len(each) for each in own[:-1])])
+        given = {"input_ids": ids, "position_ids": positions, "ends": torch.from_numpy(before + ends - starts)}
+        return {**given, "margins": margins}
 
     def _padded(self, answers: Sequence[np.ndarray]) -> Tensor:
         table = np.full((len(answers), max(map(len, answers))), self._pad, dtype=np.int64)
@@ -76,11 +81,15 @@ class RewardWorkload(LanguageSamplesWorkload):
     @property
     def lengths(self) -> Sequence[int] | None:
         wanted = self.packs or self._config.data.group_by_length
-        return pair_lengths(self.train, self.packs) if wanted and isinstance(self.train, JoinedSamples) else None
+        if not wanted or not isinstance(self.train, JoinedSamples):
+            return None
+        return pair_lengths(self.train, self.packs, self.shares_prompts)
 
     @property
     def evaluation_lengths(self) -> Sequence[int] | None:
-        return None if self.evaluation is None or not self.packs else pair_lengths(self.evaluation, True)
+        if self.evaluation is None or not self.packs:
+            return None
+        return pair_lengths(self.evaluation, True, self.shares_prompts)
 
     # --- the loss -----------------------------------------------------------------------------------------------------
 

@@ -6,12 +6,13 @@ import bisect
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-Sample = tuple[np.ndarray, np.ndarray]  # ids: (T,) int32; whether each is a target: (T,) bool
+from drivetrain.data.branches import Sample, shared_tokens
 
 
 class Tokenised(Protocol):
@@ -84,6 +85,11 @@ class Pair(NamedTuple):
     def sides(self) -> tuple[Sample, Sample]:
         return self.chosen, self.rejected
 
+    @property
+    def shared(self) -> int:
+        """Returns how many first tokens both sides share (`shared_tokens`)."""
+        return shared_tokens(self.sides)
+
 
 @dataclass(frozen=True)
 class PairSamples:
@@ -96,6 +102,11 @@ class PairSamples:
 
     def __len__(self) -> int:
         return len(self.chosen)
+
+    @cached_property
+    def shared(self) -> np.ndarray:
+        """Returns how many first tokens the sides of each pair share, (N,)."""
+        return np.array([self.load(index, 0).shared for index in range(len(self))], dtype=np.int64)
 
     def load(self, index: int, epoch: int) -> Pair:
         known = None if self.reference is None else np.array(self.reference[index])

@@ -18,14 +18,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from drivetrain.config.engines.mesh import MeshEngine
 from drivetrain.config.precision import Precision
 from drivetrain.data.loader import MicroBatch
-from drivetrain.data.streams.endless import draws
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.real_numbers import real_numbers
 from drivetrain.distributed.rng import restore_rng_state, rng_state
@@ -34,6 +32,7 @@ from drivetrain.engines.base import EngineOptions
 from drivetrain.engines.mesh.block_discovery import Anatomy, dissect
 from drivetrain.engines.mesh.gradient_sketch import NOTHING, sketch
 from drivetrain.engines.mesh.topology import MeshPosition
+from drivetrain.engines.mesh.trial_samples import trial_samples
 from drivetrain.engines.mesh.whole_model import placed
 from drivetrain.engines.state import gathered, local_part
 from drivetrain.engines.window_loss import combined, joined_partials
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from drivetrain.engines.mesh.parallelize import RankPart
     from drivetrain.engines.mesh.state import Held
 
-SHARES, SAMPLES, POSITIONS = 2, 2, 128  # data ranks that have samples in the trial, of how many positions at most
 # how far a loss and a gradient may be off, of their size: sums in another order, rounded to the parameters' dtype
 NEAR = {"float32": (1e-4, 1e-3), "float16": (1e-2, 0.05), "bfloat16": (3e-2, 0.2)}
 SMALL, TINY = 0.1, 1e-30  # a loss near 0 is a difference of larger numbers, and as far off as they
@@ -80,28 +78,7 @@ class Trial:
         self._expected: dict[str, Tensor] = {}
         self._filled: list[str] = []
         if not self._is_traced:
-            self._load()
-
-    def _load(self) -> None:
-        """Takes the samples of the trial."""
-        workload, place = self._workload, self._place
-        shares = min(place.dp, SHARES)
-        loaded = [workload.train.load(index, 0) for index in draws(workload.train, SAMPLES * shares)]
-        dealt = [loaded[rank::shares] for rank in range(shares)]
-        numbers = np.arange(len(loaded))
-        self._shares = [
-            MicroBatch(_short(workload.collate(samples), workload), positions=numbers[rank::shares])
-            for rank, samples in enumerate(dealt)
-            if samples
-        ]
-        self._pieces = self._shares
-        if self._config.shard and place.dp * place.cp > 1:
-            alone = [_short(workload.collate([sample]), workload) for sample in loaded]
-            self._pieces = [MicroBatch(piece, positions=numbers[[number]]) for number, piece in enumerate(alone)]
-        at = place.at["dp"]
-        self._own = replace(self._shares[at if at < len(self._shares) else 0], counts=at < len(self._shares))
-        counts = [workload.counts(share.tensors) for share in self._shares]
-        self._counts = {name: max(1, sum(each[name] for each in counts)) for name in workload.terms}
+            self._samples = trial_samples(workload, place, config.shard)
 
     # --- the whole model ---------------------------------------------------------------------------------------------
 
@@ -118,7 +95,8 @@ class Trial:
 
     def mean(self, sums: Mapping[str, Tensor]) -> Tensor:
         """Returns these samples' part of the weighted mean over all samples of the trial."""
-        return torch.stack([sums[name] / self._counts[name] * w for name, w in self._workload.terms.items()]).sum()
+        counts = self._samples.counts
+        return torch.stack([sums[name] / counts[name] * w for name, w in self._workload.terms.items()]).sum()
 
     def statistics(self, batch: MicroBatch, device: torch.device) -> Statistics:
         """Returns statistics of all samples, from the whole model. device: of the model whose loss gets them."""
@@ -146,7 +124,7 @@ class Trial:
         try:
             with aside(model), torch.set_grad_enabled(trains):
                 self._ask_statistics(model, device)
-                for piece in self._pieces:
+                for piece in self._samples.pieces:
                     uses.append(set())
                     context = replace(self._beside, statistics=self.statistics(piece, device))
                     loss = self.mean(self._workload.loss_sums(model, self._cast(piece.tensors, device), context))
@@ -156,7 +134,7 @@ class Trial:
         finally:
             for hook in hooks:
                 hook.remove()
-        if self._pieces is not self._shares:
+        if self._samples.are_cut:
             self._check_same(uses)
         return self._loss, self._expected, self._found
 
@@ -164,9 +142,11 @@ class Trial:
     def _ask_statistics(self, model: nn.Module, device: torch.device) -> None:
         if not self._workload.has_statistics:
             return
-        partials = [self._workload.statistics(model, self._cast(p.tensors, device), self._beside) for p in self._pieces]
-        own = joined_partials(partials, self._pieces)
-        self._found = combined([own], self._pieces[:1], torch.device("cpu"))[0]
+        partials = [
+            self._workload.statistics(model, self._cast(p.tensors, device), self._beside) for p in self._samples.pieces
+        ]
+        own = joined_partials(partials, self._samples.pieces)
+        self._found = combined([own], self._samples.pieces[:1], torch.device("cpu"))[0]
 
     def _check_same(self, uses: list[set[str]]) -> None:
         """Checks that ranks use the same parameters: FSDP sums those that have a gradient, in order, and would mix
@@ -237,7 +217,7 @@ class Trial:
             with aside(model):
                 loss = self._loss_of_all(loss_of)
                 if step is not None:
-                    step(self._own)
+                    step(self._samples.own)
         except (UserError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # what the whole model did, this one cannot
@@ -261,9 +241,9 @@ class Trial:
 
     @torch.no_grad()
     def _loss_of_all(self, loss_of: Callable[[MicroBatch], Tensor | None]) -> float:
-        loss = loss_of(self._own)
+        loss = loss_of(self._samples.own)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
-        if loss is not None and self._own.counts:
+        if loss is not None and self._samples.own.counts:
             total += loss.detach()
         return float(self._ranks.all_gather(float(self._place.sum(total, "data")))[-1])  # of the last stage
 
@@ -318,19 +298,6 @@ class Trial:
         elif "tp" in axes and self._workload.layout.tensor_parallel:
             fix = f"correct tensor_parallel in the workload's file (docs/reference/workloads.md), or {fix}"
         return problem(f"engine.{axes[0]}" if len(axes) == 1 else "engine", why, fix)
-
-
-def _short(batch: Batch, workload: Workload) -> Batch:
-    """Returns the piece of the samples with the most targets, if sequences may be cut."""
-    pads = workload.by_position
-    if not pads or any(t.ndim > 1 and name not in pads for name, t in batch.items()):
-        return batch
-    length = max(batch[name].shape[1] for name in pads)
-    pieces = [
-        {name: t[:, start : start + POSITIONS] if name in pads else t for name, t in batch.items()}
-        for start in range(0, length, POSITIONS)
-    ]
-    return max(pieces, key=lambda piece: sum(workload.counts(piece).values()))
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -24,10 +23,8 @@ from torch.distributed.tensor.parallel import loss_parallel
 from drivetrain.config.engines.mesh import MeshEngine as Config
 from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.communicator import Communicator
-from drivetrain.distributed.shard import Shard
-from drivetrain.engines.autograd import AutogradEngine
 from drivetrain.engines.auxiliary import attached
-from drivetrain.engines.base import Engaged, EngineOptions, State, StepGuard, StepResult
+from drivetrain.engines.base import Engaged, EngineOptions, StepGuard, StepResult
 from drivetrain.engines.evaluation_sums import EvaluationSums
 from drivetrain.engines.fsdp import SameParameters, ready_to_shard
 from drivetrain.engines.gradient_sum import GradientSum, sum_gradients
@@ -35,22 +32,11 @@ from drivetrain.engines.mesh.context_parallel import part_of
 from drivetrain.engines.mesh.dry_run import Trial, exact
 from drivetrain.engines.mesh.parallelize import beside_spread, shard_apart, spread
 from drivetrain.engines.mesh.pipeline import Pipeline
-from drivetrain.engines.mesh.state import (
-    Held,
-    check_stages,
-    groups_of,
-    joined_groups,
-    joined_stages,
-    load_own_state,
-    own_state,
-    shards,
-    stages_items,
-)
+from drivetrain.engines.mesh.spread_state import SpreadState
+from drivetrain.engines.mesh.state import Held, shards
 from drivetrain.engines.mesh.tied_embeddings import TiedEnds
 from drivetrain.engines.mesh.topology import MeshPosition, MeshScaler
-from drivetrain.engines.state import gathered, kept, load_weights
 from drivetrain.engines.window_loss import WindowLoss
-from drivetrain.errors import RunError
 from drivetrain.memory.transfers import sent
 from drivetrain.numerics.torch_precision import arithmetic, autocast, dtype
 from drivetrain.optim.optimizers import OptimizerFactory
@@ -60,9 +46,8 @@ from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.sample_scores import SampleScores
 
 
-class MeshEngine(AutogradEngine):
+class MeshEngine(SpreadState):
     _compiles_by_block = True
-    _config: Config
     _scaler_type = MeshScaler
     _tries = False  # in the step at set-up, which trains nothing
     _partial: Sequence[nn.Parameter] = ()  # of which each tensor rank's gradient is a part of a sum
@@ -97,7 +82,7 @@ class MeshEngine(AutogradEngine):
         root = model if self._pipeline is None else self._pipeline.stage
         mesh = self._place.axis("data")
         self._sum: GradientSum | None = None
-        self._same: SameParameters | None = None
+        self._same = None
         if mesh is not None and self._config.shard:
             ready_to_shard(model)
             # a pipeline runs several forwards before a backward
@@ -300,51 +285,3 @@ class MeshEngine(AutogradEngine):
         for buffer in self._model.buffers() if data_ranks is not None else ():
             dist.broadcast(buffer, group=data_ranks, group_src=0)
         self._model.eval()
-
-    # --- state -------------------------------------------------------------------------------------------------------
-
-    def shapes(self) -> dict[str, torch.Size]:
-        return kept(self._model, self._part.whole)
-
-    def _of_all_stages(self, own: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        return stages_items(self._ranks, self._config.pp, self._place.leads, own)
-
-    def weights(self) -> dict[str, Tensor]:
-        state, names = kept(self._model, self._model.state_dict()), self.shapes().keys()
-        own = ((name, gathered(held)) for name, held in state.items() if name in self._part.speaks_for)
-        found = self._of_all_stages((name, whole.cpu()) for name, whole in own)
-        if self._ranks.is_first and found.keys() != names:
-            raise RunError(f"no stage has {', '.join(names - found.keys())}")
-        return {name: found[name] for name in names if name in found}
-
-    def state_dict(self) -> State:
-        if self._same is not None:
-            self._same.check()
-        return super().state_dict()
-
-    def _own_weights(self) -> dict[str, Tensor | Shard]:
-        own = {name: held for name, held in super()._own_weights().items() if name in self._part.speaks_for}
-        check_stages(self._ranks.all_gather(list(own) if self._place.leads else []), self.shapes())
-        return own
-
-    def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        of_stages = self._ranks.all_gather(groups_of(optimizer, self._held) if self._place.leads else [])
-        groups = joined_groups(of_stages, self._part.whole)
-        return {"state": own_state(self._held, optimizer), "param_groups": groups}
-
-    def _load_optimizer_state(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-        load_own_state(self._held, optimizer, saved)
-
-    def save_assets(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        self._workload.save_assets(self._model, folder)
-        if self._workload.adapters is not None:
-            self._workload.adapters.write(self._part.outline or self._model, weights, folder)
-
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        own = self._model.state_dict()
-        load_weights(self._model, {name: weights[name] for name in own if name in weights})
-
-    def gradients(self) -> dict[str, Tensor]:
-        own = {n: gathered(p.grad).cpu() for n, p in self._model.named_parameters() if p.grad is not None}
-        found = joined_stages(own, self._config.pp, self._place.group("pp"))
-        return {name: found[name] for name in self._part.trains if name in found}
