@@ -64,7 +64,7 @@ function Actions({ run, actions, me, again }) {
   return html`<div class="buttons">${Object.entries(ways).filter(([what]) => can(what)).map(([what, [, look]]) => html`
       <button key=${what} class=${what === "delete" ? "" : look} data-action=${what} onClick=${() => setAsked(what)}>${t(`run.${what}`)}</button>`)}
     ${can("clone") ? html`<a class="button" href=${link(["new"], { from: run.name })}>${t("run.clone")}</a>` : null}
-    ${can("predict") ? html`<a class="button" href=${link(["evaluate"], { run: run.name })}>${t("page.evaluate")}</a>` : null}
+    ${can("predict") ? html`<a class="button" href=${link(["evaluate"], { run: run.name })}>${t("run.evaluate")}</a>` : null}
     ${can("predict") && run.workload?.startsWith("language_model") ? html`<a class="button" href=${link(["chat"], { left: run.name })}>${t("page.chat")}</a>` : null}
     ${can("export") ? html`<a class="button" href=${link(["export"], { run: run.name })}>${t("page.export")}</a>` : null}
     <a class="button" href=${`api/${base}/report`} download data-report>${t("run.report")}</a></div>
