@@ -162,6 +162,32 @@ def test_a_standstill_is_reported_before_it_ends_the_run(
     assert "samples of the" in capsys.readouterr().err
 
 
+def test_ranks_that_move_because_another_machine_ended_theirs_are_reported_as_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other machine reports the hang and ends its ranks just when this one looks whether its own go on."""
+    monkeypatch.setattr("drivetrain.launch.diagnostics.watchdog.ask", lambda *_: {})
+    run, problems = load_run(prepared(tmp_path) / "run.yaml", [f"output={tmp_path / 'run'}", "hang_seconds=8"])
+    assert run is not None, problems
+    reported: list[str] = []
+    monkeypatch.setattr(Meeting, "hang", lambda _: reported[0] if reported else "")
+    watch = Watch(tmp_path, run, Meeting(run, Node()))
+    _heart = Heart(pulse_file(tmp_path, 0))
+
+    def ended_elsewhere(rows: list[Row], running: Any) -> bool:
+        del rows, running
+        reported.append("hang: rank 1 is stopped")
+        return True
+
+    monkeypatch.setattr(watch, "_goes_on", ended_elsewhere)
+    monkeypatch.setattr("drivetrain.launch.diagnostics.watchdog.kill", lambda _: None)
+    start = time.monotonic() + 1
+    for seconds in range(0, 9, 4):
+        watch._look(start + seconds)
+    assert watch.hang is not None
+    assert "samples of the" in capsys.readouterr().err
+
+
 # --- who is named ----------------------------------------------------------------------------------------------------
 
 
