@@ -26,7 +26,7 @@ def export(
     checkpoint: Annotated[str, typer.Option(help="best, last, or a checkpoint folder.")] = "best",
     dtype: Annotated[str | None, typer.Option(help="Of the weights: fp32, bf16 or fp16.")] = None,
     quantise: Annotated[
-        str | None, typer.Option(help="Weights in few bits: int8, fp8; gguf: q8_0, q5_0, q4_0.")
+        str | None, typer.Option(help="Weights in few bits: int8, fp8, int4, nf4; gguf: q8_0, q5_0, q4_0.")
     ] = None,
     shard_size: Annotated[str | None, typer.Option(help="Largest file of weights (transformers), e.g. 2GB.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Evaluation samples to compare.")] = 16,
