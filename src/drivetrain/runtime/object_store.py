@@ -27,7 +27,14 @@ _RETRIES = {"max_retries": 2, "retry_timeout": timedelta(seconds=60)}  # of a re
 _CLIENT = {"timeout": "120s", "connect_timeout": "10s"}
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|ACCESS_KEY|ACCOUNT_KEY|SAS|CREDENTIAL", re.IGNORECASE)
 _SIGNED = re.compile(r"((?:X-Amz-|X-Goog-)?(?:Signature|Credential|Security-Token)|sig|AWSAccessKeyId)=[^&\s\"']+")
-_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
+_ENDPOINTS = (
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT",
+    "AZURE_ENDPOINT",
+    "AZURE_STORAGE_ENDPOINT",
+    "GOOGLE_BASE_URL",
+)
 _LASTING = re.compile(r"status code: (400|401|403|404)\b|NoSuchBucket")
 LEAST_SECRET = 6  # characters of an environment variable that is taken out of messages
 
@@ -226,7 +233,10 @@ def _library() -> Any:
 
 
 def _entry(found: Mapping[str, Any]) -> Entry:
-    return Entry(found["path"], found["size"], found.get("e_tag"), found["last_modified"].timestamp())
+    tag = found.get("e_tag")
+    if tag and not tag.startswith(('"', "W/")):  # Azure's listings leave the quotes out, and If-Match has to have them
+        tag = f'"{tag}"'
+    return Entry(found["path"], found["size"], tag, found["last_modified"].timestamp())
 
 
 def _version(found: Mapping[str, Any]) -> Version:
