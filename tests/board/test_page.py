@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import drivetrain
+from tests.board.boards import DIGITS
 from tests.board.browsing import SECONDS, begin, opened, until, visit
 
 STATIC = Path(drivetrain.__file__).parent / "board" / "static"
+GPT = {"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 16, "n_positions": 16}
 BUDGET_BYTES = 100_000  # of the first page: all its files and answers, compressed
 BUDGET_SECONDS = 1.5
 BUDGET_REQUESTS = 40
@@ -28,6 +33,34 @@ PAGES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def others(folder: Path) -> str:
+    """A language model's run, beside the one of pictures."""
+    text = folder / "rhymes.txt"
+    text.write_text("one two, buckle my shoe. three four, shut the door.\n" * 60)
+    model = {"tokenizer": "characters", "config": GPT}
+    block = {"type": "language_model", "model": model, "data": {"train": str(text), "length": 16}}
+    own = {"batch_size": 8, "loop": {"steps": 12}, "optimizer": {"name": "adamw", "lr": 0.01}, "name": "rhymes"}
+    file = folder / "rhymes.yaml"
+    file.write_text(json.dumps({"workload": {**block, "data": {**block["data"], "evaluation_fraction": 0.2}}, **own}))
+    _run("train", str(file), f"output={folder / 'runs' / 'rhymes'}", "--quiet")
+    return "rhymes"
+
+
+@pytest.fixture(scope="module")
+def compared(folder: Path) -> str:
+    """A comparison of two precisions."""
+    file = folder / "digits.yaml"
+    file.write_text(DIGITS)
+    _run("compare", str(file), "precision=fp32,bf16-mixed", f"--output={folder / 'runs' / 'precisions'}")
+    return "precisions"
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "drivetrain", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("theme", "locale"),
     [
@@ -38,14 +71,36 @@ PAGES = [
     ],
 )
 def test_axe_finds_nothing(browser: Any, address: str, trained: str, theme: str, locale: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    places = [*PAGES, f"#/runs/{trained}", f"#/runs/{trained}?tab=log", f"#/runs/{trained}?tab=checkpoints"]
     with opened(browser, address, color_scheme=theme, locale=locale) as page:
-        for place in [*PAGES, f"#/runs/{trained}", f"#/runs/{trained}?tab=log"]:
-            visit(page, place)
-            page.wait_for_selector("h1")
-            page.wait_for_load_state("networkidle")
-            found = axe.Axe().run(page)
-            assert found.violations_count == 0, found.generate_report()
+        look_with_axe(page, places)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("theme", "locale"), [("light", "zh-CN"), ("dark", "en-US")])
+def test_axe_finds_nothing_where_runs_and_comparisons_are_used(
+    browser: Any, address: str, trained: str, others: str, compared: str, theme: str, locale: str
+) -> None:
+    """Two runs that were trained, the page that compares them, and a comparison of settings that was run."""
+    of_runs = [f"#/runs/{trained}?tab=config", f"#/runs/{trained}?tab=notes", f"#/runs/{others}", "#/runs/nothing"]
+    used = [f"#/evaluate?run={trained}", f"#/export?run={trained}", f"#/chat?left={others}"]
+    both = [f"#/compare?runs={trained}/{others}", f"#/compare?matrix={compared}"]
+    with opened(browser, address, color_scheme=theme, locale=locale) as page:
+        look_with_axe(page, [*of_runs, *used, *both])
+        visit(page, both[0])
+        page.wait_for_selector("[data-chart=loss] canvas")
+        names = page.locator("table.cards tbody a").all_inner_texts()
+    assert names == [trained, others]
+
+
+def look_with_axe(page: Any, places: Sequence[str]) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    for place in places:
+        visit(page, place)
+        page.wait_for_selector("h1")
+        page.wait_for_load_state("networkidle")
+        found = axe.Axe().run(page)
+        assert found.violations_count == 0, f"{place}: {found.generate_report()}"
 
 
 @pytest.mark.parametrize("locale", ["en-US", "zh-CN"])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_model
@@ -14,6 +15,7 @@ from torch import nn
 
 from drivetrain.config.workload import TextClassification
 from drivetrain.errors import UserError
+from drivetrain.workloads.text_batches import decoded
 from drivetrain.workloads.text_classification import TextClassificationWorkload
 
 WORDS = ["good", "bad", "hotel", "room", "the", "was", "##s"]
@@ -468,3 +470,22 @@ def test_what_a_stream_of_texts_cannot_do_is_refused_all_at_once(build: Build, t
     Path("stars.csv").write_text("stars,text\n1,good\n0,bad\n")
     with pytest.raises(UserError, match="no row has a column 'stars'"):
         build(train=path, stream=True, evaluation="stars.csv", label_column="stars")
+
+
+def test_a_preview_is_the_text_that_the_model_reads(build: Build) -> None:
+    workload = build()
+    found = [workload.preview(workload.train, index) for index in range(len(workload.train))]
+    texts = {each["text"].replace(" ", "") for each in found}
+    assert texts
+    assert not any("int" in text or "[CLS]" in text for text in texts)
+    assert all({"text", "reference"} <= each.keys() for each in found)
+    chinese = decoded(Spaced(), np.array([1]))
+    assert chinese == "房间干净，服务 OK 好"
+
+
+class Spaced:
+    """A tokenizer that puts a space between all tokens, as BERT's does."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        assert (ids, skip_special_tokens) == ([1], True)
+        return "房 间 干 净 ， 服 务 OK 好"

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from drivetrain.cli.arguments import path_argument, path_option
+from drivetrain.cli.arguments import checkpoint_here, path_argument, path_option
 from drivetrain.cli.console import errors
 from drivetrain.cli.console import output as screen
 from drivetrain.runtime.strict_json import dumps
@@ -58,6 +58,7 @@ def export(
     from drivetrain.launch.prepare import run_file_of
     from drivetrain.runtime.run_folder import refuse_code_of_folders
 
+    checkpoint = checkpoint_here(checkpoint)
     run_file, overrides = run_file_of(here(place, [checkpoint]), [])
     run, problems = load(run_file, overrides)
     if run is None or problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,16 @@ from drivetrain.data.tokenised import Tokens
 from drivetrain.models.unpadded import Places
 from drivetrain.workloads.base import Batch
 from drivetrain.workloads.exporting import PlainBatch
+
+# a space that a decoder puts between Chinese signs, which the text had not
+BETWEEN_SIGNS = re.compile(
+    r"(?<=[\u3000-\u30ff\u4e00-\u9fff\uff00-\uffef]) (?=[\u3000-\u30ff\u4e00-\u9fff\uff00-\uffef])"
+)
+
+
+def decoded(tokenizer: Any, ids: np.ndarray) -> str:
+    """Returns tokens as the text that a model reads, as far as the tokenizer can tell: cut and without marks."""
+    return BETWEEN_SIGNS.sub("", tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
 
 class TextSamples:

@@ -29,7 +29,7 @@ from drivetrain.workloads.class_loss import ClassificationLoss
 from drivetrain.workloads.classification import Classifier
 from drivetrain.workloads.exporting import PlainBatch, Speaks
 from drivetrain.workloads.stream_notes import travel_note
-from drivetrain.workloads.text_batches import TextSamples, end_to_end, padded, plain
+from drivetrain.workloads.text_batches import TextSamples, decoded, end_to_end, padded, plain
 from drivetrain.workloads.text_streams import TextStream, stream_problems
 
 
@@ -307,6 +307,10 @@ class TextClassificationWorkload(Classifier, Speaks):
             raise problem("--text", f"number {empty[0]} is empty", "give a text")
         given = Texts(list(texts), None, np.zeros(len(texts), np.int32), [""], np.arange(1, len(texts) + 1))
         return TextSamples(*self._tokens(given), None, RowNames(given.rows, "text"), given)
+
+    def preview(self, samples: Any, index: int) -> dict[str, Any]:
+        text = decoded(self._tokenizer, samples.load(index, 0)[0])
+        return {"text": text, **super().described(samples, index)}
 
     def described(self, samples: TextSamples, index: int) -> dict[str, Any]:
         if samples.texts is None:

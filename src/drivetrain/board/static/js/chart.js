@@ -1,8 +1,9 @@
 // A chart by uPlot: colours of the page's theme, a cursor that all charts of a page share, zoom by dragging (double click
 // undoes it), and vertical marks.
 import { html, useEffect, useRef, useState } from "./html.js";
-import { t, textOr } from "./language.js";
+import { t } from "./language.js";
 import { duration, figure, whole } from "./numbers.js";
+import { metricName } from "./parts.js";
 
 let library = null;
 
@@ -64,10 +65,10 @@ export function Chart({ title, series, marks, axis, log, group }) {
   }, [series, marks]);
   const ends = series.map((each) => each.y.findLast((value) => value !== null && value !== undefined));
   return html`<figure data-chart=${title}>
-    <figcaption><span>${textOr(`chart.${title}`, title.replaceAll("_", " "))}</span>${series.map((each, i) => (each.raw ? null : html`
-      <span class="key" key=${i}><i style=${{ color: `var(${each.color})` }}></i>${each.name ?? t(each.evaluation ? "chart.evaluated" : each.smooth ? "chart.smoothed" : "chart.trained")}
+    <figcaption><span>${metricName(title)}</span>${series.map((each, i) => (each.raw ? null : html`
+      <span class="key" key=${i}><i style=${{ color: `var(${each.color})` }}></i>${each.name ? html`<span translate=${false}>${each.name}</span>` : t(each.evaluation ? "chart.evaluated" : each.smooth ? "chart.smoothed" : "chart.trained")}
         <b>${figure(legend ? legend[i] : ends[i])}</b></span>`))}</figcaption>
-    <div class="plot" ref=${place} role="img" aria-label=${t("chart.about", { name: textOr(`chart.${title}`, title), value: figure(ends.at(-1)) })}></div></figure>`;
+    <div class="plot" ref=${place} role="img" aria-label=${t("chart.about", { name: metricName(title), value: figure(ends.at(-1)) })}></div></figure>`;
 }
 
 const sizeOf = (place) => ({ width: Math.max(place.clientWidth, 100), height: Math.max(place.clientHeight, 100) });
@@ -87,7 +88,7 @@ function options(uPlot, { place, series, axis, log, group, latest, setLegend }) 
     scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
     axes: [
       { stroke: ink, grid, ticks: grid, size: 30, ...(axis === "step" || axis === "samples" ? { incrs: WHOLE } : {}), font: "12px system-ui", values: (_, ticks) => ticks.map(x) },
-      { stroke: ink, grid, ticks: grid, size: 58, font: "12px system-ui", values: (_, ticks) => ticks.map((value) => (value === null ? "" : figure(value, 3))) },
+      { stroke: ink, grid, ticks: grid, size: 58, font: "12px system-ui", values: (_, ticks) => ticks.map((value) => (value === null ? "" : tick(value))) },
     ],
     series: [{}, ...series.map((each) => ({
       stroke: color(each.color), width: each.raw ? 1 : 2, alpha: each.raw ? 0.3 : 1, dash: each.dash ? [6, 4] : [], spanGaps: Boolean(each.dots),
@@ -99,6 +100,9 @@ function options(uPlot, { place, series, axis, log, group, latest, setLegend }) 
     },
   };
 }
+
+// a short figure: there is room for seven signs
+const tick = (value) => (value !== 0 && Math.abs(value) < 1e-3 ? Number(value.toPrecision(2)).toExponential() : figure(value, 3));
 
 // the value at the cursor, or the last one before it
 function nearest(values, place) {

@@ -18,5 +18,5 @@ export function CurveControls({ query }) {
     <span><span class="quiet">${t("chart.x")}</span> <${Choice} label=${t("chart.x")} value=${axis} onChoose=${(x) => settle({ x })} options=${AXES.map((each) => [each, t(`axis.${each}`)])} /></span>
     <label><input type="checkbox" checked=${log} onChange=${(event) => settle({ log: event.target.checked ? "1" : "" })} /> ${t("chart.log")}</label>
     <label>${t("chart.smooth")} <input type="range" min="0" max="0.98" step="0.02" value=${weight} onInput=${(event) => settle({ smooth: event.target.value })} /></label>
-    <span class="quiet small">${t("chart.zoom")}</span></div>`;
+    <span class="quiet small mouse">${t("chart.zoom")}</span></div>`;
 }

@@ -29,7 +29,7 @@ function trained(curve, name, axis, weight, color) {
   const { columns } = curve;
   if (!columns[name]?.some(isNumber)) return [];
   const x = columns[axis] ?? columns.step;
-  const dots = columns[name].filter(isNumber).length === 1; // a line needs two
+  const dots = !columns[name].some((value, i) => isNumber(value) && isNumber(columns[name][i + 1])); // a line needs two neighbours
   const raw = { x, y: numbers(columns[name]), color, raw: weight > 0 && !dots, dots };
   return weight > 0 ? [raw, { x, y: smoothed(columns[name], weight), color, smooth: true }] : [raw];
 }

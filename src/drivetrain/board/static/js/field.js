@@ -2,6 +2,7 @@
 import { html, useEffect, useRef, useState } from "./html.js";
 import { documentation, label, t } from "./language.js";
 import { FilePicker } from "./file_picker.js";
+import { Said } from "./parts.js";
 import { asText, at, fromText } from "./values.js";
 
 const FILES = /\.(train|evaluation|path|registry|tokenizer|image_folder)$/; // fields that take a file or a folder
@@ -18,10 +19,10 @@ export function Field({ field, draft, state, problems }) {
   const described = [`${id}-doc`, problems.length ? `${id}-error` : ""].join(" ").trim();
   return html`<div class=${`field ${isSet ? "set" : ""} ${long ? "long" : ""}`} data-field=${field.path}>
     <div class="name"><label for=${id}>${labelOf(field)}${field.required ? html`<span class="quiet" title=${t("field.required")}> *</span>` : null}</label>
-      <span class="path">${field.path}</span>
+      <span class="path" translate=${false}>${field.path}</span>
       ${isSet ? html`<button type="button" class="plain" onClick=${() => change(undefined)} aria-label=${t("field.reset_one", { name: labelOf(field) })}>${t("field.reset")}</button>` : null}</div>
     <${Control} field=${field} id=${id} own=${own} state=${state} change=${change} described=${described} invalid=${problems.length > 0} />
-    ${problems.length ? html`<div class="error" id=${`${id}-error`} role="status">${problems.map((each) => html`<div><b>${each.why}</b>. ${each.fix}</div>`)}</div>` : null}
+    ${problems.length ? html`<div class="error" id=${`${id}-error`} role="status">${problems.map((each) => html`<div><b><${Said} text=${each.why} /></b>${t("stop")} <${Said} text=${each.fix} /></div>`)}</div>` : null}
     <p class="doc" id=${`${id}-doc`}>${documentation(field)}</p>
   </div>`;
 }

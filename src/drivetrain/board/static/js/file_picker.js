@@ -23,7 +23,7 @@ function Dialog({ onPick, onClose }) {
       <div class="buttons">${found.parent !== null ? html`<button type="button" onClick=${() => setPath(found.parent)}>↑ ${t("files.up")}</button>` : null}
         <button type="button" onClick=${() => onPick(found.path)}>${t("files.here")}</button></div>
       <ul class="files" tabindex="0">${found.entries.map((each) => html`<li key=${each.path}><button type="button" class="plain" onClick=${() => (each.folder ? setPath(each.path) : onPick(each.path))}>
-        <span aria-hidden="true">${each.folder ? "▸" : "·"}</span> ${each.name}${each.folder ? "/" : ""}</button> <span class="quiet small">${each.folder ? "" : bytes(each.bytes)}</span></li>`)}</ul>
+        <span aria-hidden="true">${each.folder ? "▸" : "·"}</span> <span translate=${false}>${each.name}</span>${each.folder ? "/" : ""}</button> <span class="quiet small">${each.folder ? "" : bytes(each.bytes)}</span></li>`)}</ul>
       ${found.entries.length ? null : html`<p class="quiet">${t("files.empty")}</p>`}
       ${found.cut ? html`<${Note}><p>${t("files.cut")}</p><//>` : null}
       ${found.roots.length > 1 ? html`<div class="buttons">${found.roots.map((each) => html`<button type="button" class="plain" onClick=${() => setPath(each)}><code>${each}</code></button>`)}</div>` : null}

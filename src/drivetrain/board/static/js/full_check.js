@@ -1,9 +1,9 @@
 // The long check beside Start: it reads the data, builds the model and plans memory, time and disk.
 import { post } from "./api.js";
 import { html, useEffect, useState } from "./html.js";
-import { t } from "./language.js";
+import { t, textOr } from "./language.js";
 import { bytes, duration, figure, whole } from "./numbers.js";
-import { Bar, Failure, Note, Problems } from "./parts.js";
+import { Bar, Failure, Note, Problems, Said } from "./parts.js";
 
 export function FullCheck({ state }) {
   const [answer, setAnswer] = useState(null);
@@ -28,7 +28,7 @@ export function FullCheck({ state }) {
 function Result({ of }) {
   const { plan, data, model, checkpoints } = of;
   return html`${of.problems?.length ? html`<${Note} tone="bad"><${Problems} of=${of.problems} /><//>`
-      : html`<${Note} tone=${plan?.fits === "no" ? "bad" : "good"}><p>${plan?.fits === "no" ? plan.verdict : t("full.ready", { n: figure(of.seconds, 2) })}</p><//>`}
+      : html`<${Note} tone=${plan?.fits === "no" ? "bad" : "good"}><p>${plan?.fits === "no" ? html`<${Said} text=${plan.verdict} />` : t("full.ready", { n: figure(of.seconds, 2) })}</p><//>`}
     ${plan?.allocated_bytes && plan.capacity_bytes ? html`<${Bar} share=${plan.allocated_bytes / plan.capacity_bytes} tone=${plan.fits === "no" ? "bad" : ""} label=${t("full.memory")} />` : null}
     <dl class="pairs small">
       ${plan?.allocated_bytes ? html`<dt>${t("full.memory")}</dt><dd>${t("full.memory_of", { used: bytes(plan.allocated_bytes), all: bytes(plan.capacity_bytes) })}</dd>` : null}
@@ -36,6 +36,6 @@ function Result({ of }) {
       ${checkpoints ? html`<dt>${t("full.disk")}</dt><dd>${t("full.disk_of", { used: bytes(checkpoints.bytes * checkpoints.kept), free: bytes(checkpoints.free_bytes) })}</dd>` : null}
       ${of.steps ? html`<dt>${t("full.steps")}</dt><dd>${of.steps_per_epoch ? t("full.steps_of", { n: whole(of.steps), each: whole(of.steps_per_epoch) }) : whole(of.steps)}</dd>` : null}
       ${model?.parameters ? html`<dt>${t("full.parameters")}</dt><dd>${t("full.trained_of", { trained: whole(model.trained_parameters), all: whole(model.parameters) })}</dd>` : null}
-      ${Object.entries(data ?? {}).filter(([, value]) => ["string", "number"].includes(typeof value)).map(([name, value]) => html`<dt>${name.replaceAll("_", " ")}</dt><dd>${typeof value === "number" ? figure(value) : value}</dd>`)}</dl>
+      ${Object.entries(data ?? {}).filter(([, value]) => ["string", "number"].includes(typeof value)).map(([name, value]) => html`<dt>${textOr(`full.data_${name}`, name.replaceAll("_", " "))}</dt><dd>${typeof value === "number" ? figure(value) : html`<${Said} text=${value} />`}</dd>`)}</dl>
     <p class="quiet small">${t("full.planned")}</p>`;
 }

@@ -2,9 +2,9 @@
 // is shown when it has ended.
 import { get, post } from "./api.js";
 import { html, useEffect, useRef, useState } from "./html.js";
-import { t } from "./language.js";
+import { said, t } from "./language.js";
 import { live } from "./live.js";
-import { Failure, Note, State } from "./parts.js";
+import { Failure, Note, Said, State } from "./parts.js";
 import { canEnd } from "./queue.js";
 import { useStore } from "./store.js";
 
@@ -38,7 +38,7 @@ export function Job({ entry, error, children }) {
   const end = (how) => post(`queue/${entry.id}/${how}`).then(() => setRefused(null), setRefused);
   return html`<div aria-live="polite" style=${{ marginTop: ".8rem" }}>
     ${error ?? refused ? html`<${Failure} error=${error ?? refused} />` : null}
-    ${entry ? html`<p><${State} of=${entry.state} /> <span class="quiet small">${entry.reason ?? ""}</span>
+    ${entry ? html`<p><${State} of=${entry.state} /> <span class="quiet small"><${Said} text=${entry.reason ?? ""} /></span>
         ${canEnd(entry) ? html` <button type="button" onClick=${() => end("stop")} data-end=${entry.id}>${t("queue.end")}</button>` : null}
         ${entry.state === "queued" ? html` <button type="button" onClick=${() => end("cancel")}>${t("queue.cancel")}</button>` : null}</p>
       ${isEnded(entry) && entry.state !== "completed" ? html`<${Log} id=${entry.id} />` : null}
@@ -47,7 +47,7 @@ export function Job({ entry, error, children }) {
 
 function Log({ id }) {
   const [text, setText] = useState("");
-  useEffect(() => { get(`queue/${id}/log`).then((answer) => setText(answer.text), (refused) => setText(refused.message)); }, [id]);
+  useEffect(() => { get(`queue/${id}/log`).then((answer) => setText(answer.text), (refused) => setText(said(refused.message))); }, [id]);
   return html`<${Note} tone="bad"><pre class="log">${text.trimEnd().split("\n").slice(-25).join("\n")}</pre><//>`;
 }
 

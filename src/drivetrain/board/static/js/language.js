@@ -1,13 +1,17 @@
 // The two catalogues of texts, static/text/*.json; a switch redraws the page without a reload. The documentation of fields
 // comes with the schema, in English; FIELDS names the files that have it, and the labels of rarer fields, in another language; they are loaded with the first
-// form.
+// form. What the server says (refusals, states, titles of devices) is English too: MESSAGES names the files that have it in another
+// language, by its English form, in which {names} stand for what differs.
 import { Store } from "./store.js";
 
 export const LANGUAGES = { en: "English", zh: "中文" };
 const TAGS = { en: "en", zh: "zh-CN" };
 const FIELDS = { zh: ["zh.fields", "zh.labels"] };
+const MESSAGES = { zh: "zh.messages" };
 const catalogues = {};
 const fieldTexts = {}; // by language, then by path: a text, or one for each kind of the block that has the field
+const messages = {}; // by language: [expression that matches the English form, names in it, text]
+const documented = new Map(); // English documentation of a field → the field
 const labels = {}; // by language, then by path or, of fields that are called the same everywhere, by the last name in it
 let hasForm = false;
 export const language = new Store("en");
@@ -28,6 +32,7 @@ export async function loadFieldTexts() {
 
 async function load(name) {
   catalogues[name] ??= await read(name);
+  if (MESSAGES[name]) messages[name] ??= Object.entries(await read(MESSAGES[name])).map(([form, text]) => [expression(form), text]);
   if (!hasForm || !FIELDS[name] || fieldTexts[name]) return;
   const [texts, own] = await Promise.all(FIELDS[name].map(read));
   labels[name] = own;
@@ -70,6 +75,32 @@ export function documentation(field) {
   const text = typeof own === "object" ? field.when?.at(-1)?.is.map((kind) => own[kind]).find(Boolean) : own;
   return text ?? field.doc;
 }
+
+// Lets `said` find the documentation of fields, which the checker gives as advice.
+export function knowFields(fields) {
+  for (const field of fields) documented.set(field.doc, field);
+}
+
+// Returns what the server said in the language of the page, or as it said it. A {state} among what differs is translated too.
+export function said(text) {
+  const known = messages[language.value];
+  if (!known || !text) return text;
+  const field = documented.get(text);
+  if (field) return documentation(field);
+  for (const [form, own] of known) {
+    const found = form.exec(text);
+    if (found) return own.replace(/\{(\w+)\}/g, (_, name) => (name === "state" ? textOr(`state.${found.groups.state}`, found.groups.state) : found.groups[name] ?? ""));
+  }
+  return text;
+}
+
+function expression(form) {
+  const plain = form.replace(/[.*+?^$()|[\]\\]/g, "\\$&");
+  return new RegExp(`^${plain.replace(/\{(\w+)\}/g, "(?<$1>.+?)")}$`, "s");
+}
+
+// Returns the language of a text of the server's, for screen readers, where it is not the page's.
+export const tongue = (text) => (language.value !== "en" && text && said(text) === text ? "en" : undefined);
 
 export const locale = () => TAGS[language.value];
 

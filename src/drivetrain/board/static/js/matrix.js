@@ -1,10 +1,10 @@
 // A comparison that was started from a form: its state, and its table and advice when it is done.
 import { get, part, post, remove } from "./api.js";
 import { html, useState } from "./html.js";
-import { t, textOr } from "./language.js";
+import { language, t, textOr } from "./language.js";
 import { live } from "./live.js";
 import { bytes, figure, moment } from "./numbers.js";
-import { Confirm, Failure, Loading, Note, State, useAnswer } from "./parts.js";
+import { Confirm, Failure, Loading, metricName, Note, Said, State, useAnswer } from "./parts.js";
 import { link, settle } from "./route.js";
 import { useStore } from "./store.js";
 
@@ -22,8 +22,8 @@ export function Matrices({ chosen, me }) {
   if (error && !answer) return html`<${Failure} error=${error} />`;
   const found = answer?.comparisons ?? [];
   if (!found.length) return null;
-  return html`<details class="box quietbox" open=${Boolean(chosen)}><summary><b>${t("matrix.title")}</b> <span class="quiet">${chosen ?? ""}</span></summary>
-      <ul class="choices">${found.map((each) => html`<li key=${each.name}><a href=${link(["compare"], { matrix: each.name })} aria-current=${each.name === chosen ? "page" : null}>${each.name}</a> <${State} of=${each.state} /> <span class="quiet small">${moment(each.created)}</span></li>`)}</ul></details>
+  return html`<details class="box quietbox" open=${Boolean(chosen)}><summary><b>${t("matrix.title")}</b> <span class="quiet" translate=${false}>${chosen ?? ""}</span></summary>
+      <ul class="choices">${found.map((each) => html`<li key=${each.name}><a href=${link(["compare"], { matrix: each.name })} aria-current=${each.name === chosen ? "page" : null} translate=${false}>${each.name}</a> <${State} of=${each.state} /> <span class="quiet small">${moment(each.created)}</span></li>`)}</ul></details>
     ${chosen ? html`<${Matrix} key=${chosen} name=${chosen} moved=${moved} me=${me} again=${again} />` : null}`;
 }
 
@@ -38,24 +38,26 @@ function Matrix({ name, moved, me, again }) {
   const may = me.user.role !== "viewer";
   const end = () => post(`queue/${entry.id}/${entry.state === "queued" ? "cancel" : "stop"}`).then(() => setRefused(null), setRefused);
   const forget = async () => { await remove(`comparisons/${part(name)}`); settle({ matrix: "" }); again(); };
-  return html`<section class="box" aria-labelledby="matrix"><div class="head"><h2 id="matrix" class="grow">${name}</h2>${entry ? html`<${State} of=${entry.state} />` : null}
+  return html`<section class="box" aria-labelledby="matrix"><div class="head"><h2 id="matrix" class="grow" translate=${false}>${name}</h2>${entry ? html`<${State} of=${entry.state} />` : null}
       ${result ? html`<a class="button" href=${`api/comparisons/${part(name)}/page`} download data-page>${t("matrix.page")}</a>` : null}
       ${isLive && may ? html`<button type="button" onClick=${end} data-end=${entry.id}>${t("queue.end")}</button>` : null}
       ${may && !isLive ? html`<button type="button" onClick=${() => setAsked(true)} data-forget>${t("run.delete")}</button>` : null}</div>
-    ${entry?.reason && !result ? html`<${Note} tone=${isLive ? "" : "bad"}><p>${entry.reason}</p><//>` : null}
+    ${entry?.reason && !result ? html`<${Note} tone=${isLive ? "" : "bad"}><p><${Said} text=${entry.reason} /></p><//>` : null}
     ${refused ? html`<${Failure} error=${refused} />` : null}
     ${entry && !result ? html`<${Log} id=${entry.id} state=${entry.state} />` : null}
-    ${result ? html`<${Table} of=${result} /><${Note}><p>${result.advice}</p><//>` : null}
+    ${result ? html`<${Table} of=${result} /><${Note}>${language.value === "en" ? null : html`<p class="small">${t("matrix.advice")}</p>`}<p><${Said} text=${result.advice} /></p><//>` : null}
     ${asked ? html`<${Confirm} title=${t("run.delete_ask", { name })} text=${t("matrix.deletes")} action=${t("run.delete")} danger=${true} onYes=${forget} onNo=${() => setAsked(false)} />` : null}</section>`;
 }
 
+const columnName = (key) => textOr(`matrix.${key}`, metricName(key));
+
 function Table({ of }) {
   const columns = [...new Set(of.rows.flatMap((row) => Object.keys(row)))].filter((key) => !of.axes.includes(key) && !HIDDEN.test(key) && of.rows.some((row) => typeof row[key] === "number"));
-  return html`<div class="wide"><table data-matrix><thead><tr>${of.axes.map((axis) => html`<th scope="col">${textOr(`label.${axis}`, axis)}</th>`)}
-      ${columns.map((key) => html`<th scope="col" class="number">${textOr(`matrix.${key}`, textOr(`chart.${key}`, key.replaceAll("_", " ")))}</th>`)}<th scope="col">${t("runs.status")}</th></tr></thead>
-    <tbody>${of.rows.map((row) => html`<tr>${of.axes.map((axis) => html`<td class="name">${row[axis]}</td>`)}
-      ${columns.map((key) => html`<td class="number">${typeof row[key] === "number" ? (SHOWN[key] ?? figure)(row[key]) : ""}</td>`)}
-      <td class="small">${row.status === "completed" ? t("state.completed") : `${row.status}${row.reason ? `: ${row.reason}` : ""}`}</td></tr>`)}</tbody></table></div>`;
+  return html`<div class="wide"><table class="cards" data-matrix><thead><tr>${of.axes.map((axis) => html`<th scope="col">${textOr(`label.${axis}`, axis)}</th>`)}
+      ${columns.map((key) => html`<th scope="col" class="number">${columnName(key)}</th>`)}<th scope="col">${t("runs.status")}</th></tr></thead>
+    <tbody>${of.rows.map((row) => html`<tr>${of.axes.map((axis) => html`<td class="name" translate=${false}>${row[axis]}</td>`)}
+      ${columns.map((key) => html`<td class="number" data-label=${columnName(key)}>${typeof row[key] === "number" ? (SHOWN[key] ?? figure)(row[key]) : ""}</td>`)}
+      <td class="small">${textOr(`state.${row.status}`, row.status)}${row.reason ? html`${t("colon")}<${Said} text=${row.reason} />` : ""}</td></tr>`)}</tbody></table></div>`;
 }
 
 // What it prints while it works: a line a run.

@@ -29,7 +29,7 @@ export default function MatrixForm({ schema, state }) {
   };
   return html`<p class="quiet small">${t("matrix.about")}</p>
     ${OFFERED.map((axis) => html`<fieldset><legend>${t(`label.${axis}`)}</legend><div class="choices">${namesOf(schema, axis).map((value) => html`
-      <label key=${value}><input type="checkbox" checked=${chosen[axis].includes(value)} onChange=${(event) => choose(axis, value, event.target.checked)} data-axis=${`${axis}=${value}`} /> ${value}</label>`)}</div></fieldset>`)}
+      <label key=${value}><input type="checkbox" checked=${chosen[axis].includes(value)} onChange=${(event) => choose(axis, value, event.target.checked)} data-axis=${`${axis}=${value}`} /> <span translate=${false}>${value}</span></label>`)}</div></fieldset>`)}
     <div class="field"><label for="matrix-others">${t("matrix.others")}</label><input id="matrix-others" class="code" value=${others} placeholder="optimizer.lr=0.1,0.05 processes=2" spellcheck=${false} onInput=${(event) => setOthers(event.target.value)} /></div>
     <div class="field"><label for="matrix-seeds">${t("matrix.seeds")}</label><input id="matrix-seeds" inputmode="numeric" value=${seeds} onInput=${(event) => setSeeds(event.target.value)} /></div>
     <div class="buttons" style=${{ marginTop: ".6rem" }}><button type="button" class="main" disabled=${!state.ready || busy || !several} onClick=${start} data-start-matrix>${t("matrix.start")}</button></div>

@@ -1,6 +1,6 @@
 // Small parts that several pages use.
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
-import { t } from "./language.js";
+import { said, t, textOr, tongue } from "./language.js";
 
 export const TONES = {
   queued: "", starting: "live", running: "live", stopping: "warn", completed: "good", stopped_early: "good",
@@ -8,6 +8,30 @@ export const TONES = {
 };
 
 export const State = ({ of }) => html`<span class=${`badge ${TONES[of] ?? ""}`}>${t(`state.${of}`)}</span>`;
+
+// What the server says, in the page's language where there is a translation.
+export const Said = ({ text }) => html`<span lang=${tongue(text)}>${said(text)}</span>`;
+
+// A name that is written so in every language: of a run, a file, an option. translate is a property of elements, true or false.
+export const Name = ({ children }) => html`<span translate=${false}>${children}</span>`;
+
+// The kind of a run's task: "language_model sft" is what the server calls one.
+export const kindOf = (run) => run.workload?.split(" ").map((word) => textOr(`kind.${word}`, word)).join(" ");
+
+export const metricName = (name) => textOr(`chart.${name}`, name.replaceAll("_", " "));
+
+// The browser's own control says "Choose File" in the browser's language.
+export function FileInput({ id, many, accept, disabled, onPick }) {
+  const [names, setNames] = useState([]);
+  const pick = (event) => {
+    const files = [...event.target.files];
+    setNames(files.map((file) => file.name));
+    if (files.length) onPick(files);
+    event.target.value = ""; // the same file again, corrected meanwhile, is a change too
+  };
+  return html`<span class="file"><input id=${id} class="hidden" type="file" multiple=${many} accept=${accept} disabled=${disabled} onChange=${pick} />
+    <label for=${id} class="button">${t("files.browse")}</label> <span class="quiet small" translate=${false}>${names.join(", ")}</span></span>`;
+}
 
 export const Note = ({ tone = "", children }) => html`<div class=${`note ${tone}`} role=${tone === "bad" ? "alert" : null}>${children}</div>`;
 
@@ -17,7 +41,7 @@ export const Loading = () => html`<p class="quiet" role="status">${t("loading")}
 
 export function Failure({ error }) {
   return html`<${Note} tone="bad">
-    <p>${error.code === "unreachable" ? t("error.unreachable") : error.message}</p>
+    ${error.code === "unreachable" ? html`<p>${t("error.unreachable")}</p>` : html`<p><${Said} text=${error.message} /></p>`}
     ${error.problems?.length ? html`<${Problems} of=${error.problems} />` : null}
   <//>`;
 }
@@ -25,7 +49,7 @@ export function Failure({ error }) {
 export function Problems({ of, choose }) {
   return html`<ul>${of.map((each) => html`<li>
     ${choose ? html`<button class="plain" onClick=${() => choose(each.field)}><code>${each.field}</code></button>` : html`<code>${each.field}</code> `}
-    ${each.why}. <span class="quiet">${each.fix}</span></li>`)}</ul>`;
+    <${Said} text=${each.why} />${t("stop")} <span class="quiet"><${Said} text=${each.fix} /></span></li>`)}</ul>`;
 }
 
 export function Bar({ share, tone = "", label }) {

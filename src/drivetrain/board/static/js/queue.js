@@ -1,9 +1,9 @@
 // The queue: what runs, what waits and why, in which order, on which devices.
 import { post } from "./api.js";
 import { html, useState } from "./html.js";
-import { t } from "./language.js";
+import { said, t } from "./language.js";
 import { bytes } from "./numbers.js";
-import { Failure, Note, State } from "./parts.js";
+import { Failure, Note, Said, State } from "./parts.js";
 import { Progress } from "./progress.js";
 import { link } from "./route.js";
 
@@ -28,10 +28,10 @@ export function Queue({ queue, runs, me }) {
     ${error ? html`<${Failure} error=${error} />` : null}
     ${queue.settings.paused ? html`<${Note} tone="warn"><p>${t("queue.paused")} ${queue.settings.paused_because ?? ""}</p><//>` : null}
     ${entries.length ? html`<div class="wide"><table class="cards"><tbody>${entries.map((entry) => html`<tr key=${entry.id}>
-        <td class="name"><a href=${entry.verb === "compare" ? link(["compare"], { matrix: entry.run }) : link(["runs", entry.run])}>${entry.run}</a> <span class="quiet small">${entry.verb === "train" ? "" : t(`verb.${entry.verb}`)}</span></td>
+        <td class="name"><a href=${entry.verb === "compare" ? link(["compare"], { matrix: entry.run }) : link(["runs", entry.run])} translate=${false}>${entry.run}</a> <span class="quiet small">${entry.verb === "train" ? "" : t(`verb.${entry.verb}`)}</span></td>
         <td><${State} of=${entry.state} /></td>
-        <td>${runs.get(entry.run) && entry.state !== "queued" ? html`<${Progress} run=${runs.get(entry.run)} />` : html`<span class="quiet small">${entry.reason ?? ""}</span>`}</td>
-        <td class="small quiet">${entry.devices.join(", ")}</td>
+        <td>${runs.get(entry.run) && entry.state !== "queued" ? html`<${Progress} run=${runs.get(entry.run)} />` : html`<span class="quiet small"><${Said} text=${entry.reason ?? ""} /></span>`}</td>
+        <td class="small quiet">${entry.devices.map((each) => (each === "cpu" ? "CPU" : `GPU ${each}`)).join(t("list"))}</td>
         <td>${may && entry.state === "queued" ? html`<span class="buttons">
           <button class="plain" disabled=${waiting[0] === entry} onClick=${() => move(entry, -1)} aria-label=${t("queue.up", { name: entry.run })}>↑</button>
           <button class="plain" disabled=${waiting.at(-1) === entry} onClick=${() => move(entry, 1)} aria-label=${t("queue.down", { name: entry.run })}>↓</button>
@@ -39,7 +39,7 @@ export function Queue({ queue, runs, me }) {
           ${may && canEnd(entry) ? html`<button onClick=${() => act(post(`queue/${entry.id}/stop`))} data-end=${entry.id} aria-label=${t("queue.end_one", { name: entry.run })}>${t("queue.end")}</button>` : null}</td></tr>`)}</tbody></table></div>`
       : html`<p class="quiet">${t("queue.empty")}</p>`}
     <div class="small quiet" style=${{ display: "flex", flexWrap: "wrap", gap: ".2rem 1.5rem", marginTop: ".6rem" }}>${queue.devices.map((each) => html`
-      <span key=${each.id}>${each.name}${each.memory_bytes ? `: ${each.used_bytes === null ? bytes(each.memory_bytes) : t("queue.memory", { used: bytes(each.used_bytes), all: bytes(each.memory_bytes) })}` : ""}${each.others ? `, ${t("queue.others")}` : ""}</span>`)}</div>
+      <span key=${each.id}>${said(each.name)}${each.memory_bytes ? `${t("colon")}${each.used_bytes === null ? bytes(each.memory_bytes) : t("queue.memory", { used: bytes(each.used_bytes), all: bytes(each.memory_bytes) })}` : ""}${each.others ? `${t("list")}${t("queue.others")}` : ""}</span>`)}</div>
     ${may ? html`<div class="controls" style=${{ margin: ".6rem 0 0" }}>
       <label><input type="checkbox" checked=${queue.settings.go_on_after_failure} onChange=${(event) => act(post("queue/settings", { go_on_after_failure: event.target.checked }))} /> ${t("queue.go_on_after_failure")}</label>
       <label>${t("queue.at_once")} <input type="number" min="1" max="64" style=${{ width: "4.5rem" }} value=${queue.settings.at_once_cpu} onChange=${(event) => event.target.value && act(post("queue/settings", { at_once_cpu: Number(event.target.value) }))} /></label></div>` : null}

@@ -3,7 +3,7 @@ import { OVER, useModel, useTalk } from "../chat_model.js";
 import { html, useEffect, useRef, useState } from "../html.js";
 import { language, locale, t } from "../language.js";
 import { live } from "../live.js";
-import { Empty, Failure, State } from "../parts.js";
+import { Empty, Failure, Said, State } from "../parts.js";
 import { route, settle } from "../route.js";
 import { useStore } from "../store.js";
 
@@ -63,12 +63,12 @@ export default function Chat({ me }) {
 function Column({ of: { model, talk, title, ofBase }, id }) {
   const end = useRef();
   useEffect(() => { if (talk.messages.length) end.current?.scrollIntoView?.({ block: "nearest" }); }, [talk.messages]);
-  return html`<section class="box" aria-labelledby=${`column-${id}`} data-column=${id}><div class="head" style=${{ marginBottom: ".3rem" }}><h2 id=${`column-${id}`} class="grow">${title}</h2>
+  return html`<section class="box" aria-labelledby=${`column-${id}`} data-column=${id}><div class="head" style=${{ marginBottom: ".3rem" }}><h2 id=${`column-${id}`} class="grow" translate=${Boolean(ofBase)}>${title}</h2>
       ${ofBase ? null : model.entry ? html`<button type="button" onClick=${model.unload}>${t("chat.unload")}</button>` : html`<button type="button" class="main" onClick=${model.load} data-load>${t("chat.load")}</button>`}</div>
     <p class="small quiet" role="status"><${Standing} model=${model} ofBase=${ofBase} ready=${talk.ready} /></p>
     ${model.error && !ofBase ? html`<${Failure} error=${model.error} />` : null}
     <div class="messages" role="log" aria-live="polite" tabindex="0" aria-label=${title}>${talk.messages.map((each, i) => html`<div key=${i} class=${`message ${each.role}`}><b class="small">${t(`chat.${each.role}`)}</b>
-      ${each.thought ? html`<div class="quiet small">${each.thought}</div>` : null}<div class="tokens">${each.content}</div>${each.note ? html`<span class="quiet small">${each.note}</span>` : null}</div>`)}<i ref=${end}></i></div></section>`;
+      ${each.thought ? html`<div class="quiet small">${each.thought}</div>` : null}<div class="tokens">${each.content}</div>${each.note ? html`<span class="quiet small"><${Said} text=${each.note} /></span>` : null}</div>`)}<i ref=${end}></i></div></section>`;
 }
 
 // Says where a column's model stands, and why it waits.
@@ -80,7 +80,7 @@ function Standing({ model, ofBase, ready }) {
     const again = async () => { await model.unload(); await model.load(); };
     return html`${t("chat.base_again")} <button type="button" onClick=${again} data-again>${t("chat.again")}</button>`;
   }
-  if (OVER.includes(entry.state)) return html`<${State} of=${entry.state} /> ${entry.reason ?? ""}`;
+  if (OVER.includes(entry.state)) return html`<${State} of=${entry.state} /> <${Said} text=${entry.reason ?? ""} />`;
   return html`<${State} of=${entry.state} /> ${entry.waits ? why(entry.waits) : t("chat.loading")}`;
 }
 

@@ -4,11 +4,11 @@ import { Chart } from "../chart.js";
 import { comparedCharts } from "../curves.js";
 import { CurveControls, curveView } from "../curve_controls.js";
 import { html, useEffect, useMemo, useState } from "../html.js";
-import { language, t, textOr } from "../language.js";
+import { language, t } from "../language.js";
 import { live } from "../live.js";
 import { Matrices } from "../matrix.js";
 import { bytes, duration, figure } from "../numbers.js";
-import { Empty, Failure, Loading, State } from "../parts.js";
+import { Empty, Failure, Loading, metricName, State } from "../parts.js";
 import { link, route, settle } from "../route.js";
 import { useStore } from "../store.js";
 import { asText } from "../values.js";
@@ -35,9 +35,9 @@ export default function Compare({ me }) {
   const choose = (name, on) => settle({ runs: (on ? [...names, name] : names.filter((each) => each !== name)).join("/") });
   return html`<div class="head"><h1 class="grow">${t("page.compare")}</h1></div>
     <${Matrices} chosen=${query.matrix || null} me=${me} />
-    <details class="box quietbox" open=${names.length < 2 && !query.matrix}><summary><b>${t("compare.choose")}</b> <span class="quiet">${names.join(", ")}</span></summary>
+    <details class="box quietbox" open=${names.length < 2 && !query.matrix}><summary><b>${t("compare.choose")}</b> <span class="quiet" translate=${false}>${names.join(", ")}</span></summary>
       <div class="choices">${[...now.runs.values()].map((run) => html`<label key=${run.name}>
-        <input type="checkbox" checked=${names.includes(run.name)} onChange=${(event) => choose(run.name, event.target.checked)} /> ${run.name} <span class="quiet small">${t(`state.${run.status}`)}</span></label>`)}</div></details>
+        <input type="checkbox" checked=${names.includes(run.name)} onChange=${(event) => choose(run.name, event.target.checked)} /> <span translate=${false}>${run.name}</span> <span class="quiet small">${t(`state.${run.status}`)}</span></label>`)}</div></details>
     ${error ? html`<${Failure} error=${error} />` : null}
     ${names.length < 2 ? query.matrix ? null : html`<${Empty}><p>${t("compare.two")}</p><//>` : !found ? (error ? null : html`<${Loading} />`) : html`
       <${Results} found=${found} />
@@ -49,14 +49,14 @@ export default function Compare({ me }) {
 function Results({ found }) {
   const metrics = [...new Set(found.flatMap(({ run }) => Object.keys(run.metrics ?? {})))].slice(0, 8);
   const memory = (run) => Object.values(run.report?.peak_memory ?? {}).filter((value) => typeof value === "number");
-  return html`<div class="wide" style=${{ marginBottom: "1rem" }}><table><thead><tr><th scope="col">${t("runs.name")}</th><th scope="col">${t("runs.status")}</th>
-      ${metrics.map((name) => html`<th scope="col" class="number">${textOr(`chart.${name}`, name)}</th>`)}
+  return html`<div class="wide" style=${{ marginBottom: "1rem" }}><table class="cards"><thead><tr><th scope="col">${t("runs.name")}</th><th scope="col">${t("runs.status")}</th>
+      ${metrics.map((name) => html`<th scope="col" class="number">${metricName(name)}</th>`)}
       <th scope="col" class="number">${t("run.speed")}</th><th scope="col" class="number">${t("run.took")}</th><th scope="col" class="number">${t("compare.memory")}</th><th scope="col">${t("runs.how")}</th></tr></thead>
     <tbody>${found.map(({ run }, i) => html`<tr key=${run.name}>
-      <td class="name"><span class="swatch" style=${{ background: `var(${COLORS[i % COLORS.length]})` }}></span><a href=${link(["runs", run.name])}>${run.name}</a></td><td><${State} of=${run.status} /></td>
-      ${metrics.map((name) => html`<td class="number">${figure(run.metrics?.[name])}</td>`)}
-      <td class="number">${figure(run.report?.samples_per_second ?? run.samples_per_second, 3)}</td><td class="number">${duration(run.report?.seconds)}</td>
-      <td class="number">${memory(run).length ? bytes(Math.max(...memory(run))) : ""}</td><td class="small quiet">${[run.engine, run.precision].filter(Boolean).join(", ")}</td></tr>`)}</tbody></table></div>`;
+      <td class="name"><span class="swatch" style=${{ background: `var(${COLORS[i % COLORS.length]})` }}></span><a href=${link(["runs", run.name])} translate=${false}>${run.name}</a></td><td><${State} of=${run.status} /></td>
+      ${metrics.map((name) => html`<td class="number" data-label=${metricName(name)}>${figure(run.metrics?.[name])}</td>`)}
+      <td class="number" data-label=${t("run.speed")}>${figure(run.report?.samples_per_second ?? run.samples_per_second, 3)}</td><td class="number" data-label=${t("run.took")}>${duration(run.report?.seconds)}</td>
+      <td class="number" data-label=${t("compare.memory")}>${memory(run).length ? bytes(Math.max(...memory(run))) : ""}</td><td class="small quiet" translate=${false}>${[run.engine, run.precision].filter(Boolean).join(", ")}</td></tr>`)}</tbody></table></div>`;
 }
 
 function Differences({ found }) {
@@ -64,8 +64,8 @@ function Differences({ found }) {
   const paths = [...new Set(flat.flatMap((each) => [...each.keys()]))].sort();
   const differ = paths.filter((path) => !OWN.includes(path) && new Set(flat.map((each) => each.get(path) ?? "")).size > 1);
   return html`<h2 style=${{ marginTop: "1.2rem" }}>${t("compare.differs")}</h2>
-    ${differ.length ? html`<div class="wide"><table><thead><tr><th scope="col">${t("compare.field")}</th>${found.map(({ run }) => html`<th scope="col">${run.name}</th>`)}</tr></thead>
-      <tbody>${differ.map((path) => html`<tr key=${path}><td><code>${path}</code></td>${flat.map((each) => html`<td class="mono small">${each.get(path) ?? ""}</td>`)}</tr>`)}</tbody></table></div>`
+    ${differ.length ? html`<div class="wide"><table><thead><tr><th scope="col">${t("compare.field")}</th>${found.map(({ run }) => html`<th scope="col" translate=${false}>${run.name}</th>`)}</tr></thead>
+      <tbody>${differ.map((path) => html`<tr key=${path}><td><code>${path}</code></td>${flat.map((each) => html`<td class="mono small" translate=${false}>${each.get(path) ?? ""}</td>`)}</tr>`)}</tbody></table></div>`
     : html`<p class="quiet">${t("compare.same")}</p>`}`;
 }
 

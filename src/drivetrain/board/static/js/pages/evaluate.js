@@ -6,10 +6,12 @@ import { language, t, textOr } from "../language.js";
 import { FilePicker } from "../file_picker.js";
 import { ModelChoice, useModel } from "../model_choice.js";
 import { figure, whole } from "../numbers.js";
-import { Failure, Note } from "../parts.js";
+import { Failure, FileInput, metricName, Name, Note } from "../parts.js";
 import { route } from "../route.js";
 import { useStore } from "../store.js";
 import { asText } from "../values.js";
+
+const MOST_CLASSES = 5; // shown of a row; the file has all
 
 export default function Evaluate({ me }) {
   useStore(language);
@@ -29,19 +31,17 @@ function Evaluation({ model }) {
     <div class="field"><label for="data">${t("use.data")}</label><div class="with"><input id="data" value=${data} onInput=${(event) => setData(event.target.value)} spellcheck=${false} /><${FilePicker} label=${t("use.data")} onPick=${setData} /></div>
       <p class="doc">${t("use.data_about")}</p></div>
     <div class="buttons" style=${{ marginTop: ".6rem" }}><button class="main" onClick=${ask} data-evaluate>${t("use.evaluate_now")}</button></div>
-    <${Job} entry=${entry} error=${error}>${(result) => html`<dl class="pairs">${Object.entries(result.metrics ?? result).filter(([, value]) => typeof value === "number").map(([name, value]) => html`<dt>${textOr(`chart.${name}`, name)}</dt><dd><b>${figure(value)}</b></dd>`)}</dl>`}<//></section>`;
+    <${Job} entry=${entry} error=${error}>${(result) => html`<dl class="pairs">${Object.entries(result.metrics ?? result).filter(([, value]) => typeof value === "number").map(([name, value]) => html`<dt>${metricName(name)}</dt><dd><b>${figure(value)}</b></dd>`)}</dl>`}<//></section>`;
 }
 
 function Prediction({ model }) {
   const [texts, setTexts] = useState("");
-  const [file, setFile] = useState(null);
   const [failed, setFailed] = useState(null);
   const [entry, error, start] = useJob();
   const isImage = model.run.workload === "image_classification";
   const send = (inputs) => start((key) => post(`runs/${part(model.name)}/predict`, { key, checkpoint: model.checkpoint, ...inputs }));
   const take = async (given) => {
     if (!given) return;
-    setFile(given);
     setFailed(null);
     try {
       const { id } = await upload(`uploads?name=${part(given.name)}`, given);
@@ -50,16 +50,25 @@ function Prediction({ model }) {
   };
   const drop = (event) => { event.preventDefault(); take(event.dataTransfer.files[0]); };
   return html`<section class="box" onDragOver=${(event) => event.preventDefault()} onDrop=${drop}><h2>${t("use.predict")}</h2>
-    <div class="field"><label for="upload">${t(isImage ? "use.upload_picture" : "use.upload")}</label><input id="upload" type="file" onChange=${(event) => take(event.target.files[0])} /><p class="doc">${t(isImage ? "use.upload_picture_about" : "use.upload_about")}</p></div>
+    <div class="field"><label for="upload">${t(isImage ? "use.upload_picture" : "use.upload")}</label><${FileInput} id="upload" onPick=${([chosen]) => take(chosen)} /><p class="doc">${t(isImage ? "use.upload_picture_about" : "use.upload_about")}</p></div>
     ${isImage ? null : html`<div class="field" style=${{ marginTop: ".8rem" }}><label for="texts">${t("use.texts")}</label><textarea id="texts" rows="4" value=${texts} onInput=${(event) => setTexts(event.target.value)}></textarea></div>
     <div class="buttons" style=${{ marginTop: ".6rem" }}><button class="main" disabled=${!texts.trim()} onClick=${() => send({ rows: texts.split("\n").filter((each) => each.trim()) })} data-predict>${t("use.predict_now")}</button></div>`}
-    ${failed ? html`<${Failure} error=${failed} />` : null}${file ? html`<p class="quiet small">${file.name}</p>` : null}
+    ${failed ? html`<${Failure} error=${failed} />` : null}
     <${Job} entry=${entry} error=${error}>${(result) => html`<${Predictions} of=${result} />`}<//></section>`;
+}
+
+// Figures of classes are an object of numbers: those of the likeliest classes come first.
+function shown(value) {
+  if (typeof value === "number") return figure(value);
+  const pairs = value && typeof value === "object" && !Array.isArray(value) ? Object.entries(value) : [];
+  if (!pairs.length || pairs.some(([, each]) => typeof each !== "number")) return asText(value);
+  const sorted = pairs.sort(([, a], [, b]) => b - a);
+  return sorted.slice(0, MOST_CLASSES).map(([name, each]) => `${name} ${figure(each, 3)}`).join(t("list")) + (sorted.length > MOST_CLASSES ? " …" : "");
 }
 
 function Predictions({ of }) {
   return html`<p class="buttons"><a class="button" href=${of.csv} download>CSV</a><a class="button" href=${of.download} download>JSON Lines</a><span class="quiet">${t("data.total", { n: whole(of.total) })}</span></p>
-    <div class="wide"><table><thead><tr>${of.columns.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
-      <tbody>${of.rows.map((row) => html`<tr>${of.columns.map((name) => html`<td>${typeof row[name] === "number" ? figure(row[name]) : asText(row[name])}</td>`)}</tr>`)}</tbody></table></div>
+    <div class="wide"><table class="cards"><thead><tr>${of.columns.map((name) => html`<th scope="col">${textOr(`column.${name}`, html`<${Name}>${name}<//>`)}</th>`)}</tr></thead>
+      <tbody>${of.rows.map((row) => html`<tr>${of.columns.map((name) => html`<td class=${name === "text" ? "text" : "entry"} data-label=${textOr(`column.${name}`, name)}>${shown(row[name])}</td>`)}</tr>`)}</tbody></table></div>
     ${of.rows.length < of.total ? html`<${Note}><p>${t("use.rest")}</p><//>` : null}`;
 }

@@ -4,9 +4,9 @@ import { DataPreview } from "../data_preview.js";
 import { Draft } from "../draft.js";
 import { Form } from "../form.js";
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
-import { language, loadFieldTexts, t, textOr } from "../language.js";
+import { knowFields, language, loadFieldTexts, t, textOr } from "../language.js";
 import { FullCheck } from "../full_check.js";
-import { Copy, Failure, Loading, Note, Problems, Tabs, useAnswer } from "../parts.js";
+import { Copy, Failure, Loading, Note, Problems, Said, Tabs, useAnswer } from "../parts.js";
 import { go, route, settle } from "../route.js";
 import { useStore } from "../store.js";
 
@@ -19,6 +19,7 @@ export default function NewRun({ me }) {
   const [schema, schemaError] = useAnswer(() => get("schema"), []);
   const [recipes, recipesError] = useAnswer(() => get("recipes"), []);
   useEffect(() => { draft.open({ recipe: query.recipe, from: query.from }).catch((error) => draft.patch({ error })); }, [query.recipe, query.from]);
+  useMemo(() => knowFields(schema?.fields ?? []), [schema]);
   const begun = state.yaml.trim() !== "";
   const [documented, undocumented] = useAnswer(() => (begun ? loadFieldTexts() : Promise.resolve(false)), [begun]);
   const tab = query.tab ?? "form";
@@ -38,15 +39,18 @@ export default function NewRun({ me }) {
     </div>` : html`<p class="quiet">${t("new.begin")}</p>`}`;
 }
 
-function Recipes({ of, chosen, begun }) {
+const FIRST = "digits"; // needs no data of the user's, and is trained in seconds
+
+function Recipes({ of: all, chosen, begun }) {
+  const of = [...all.filter((each) => each.name === FIRST), ...all.filter((each) => each.name !== FIRST)];
   const [open, setOpen] = useState(!begun);
   useEffect(() => { if (begun) setOpen(false); }, [chosen, begun]);
   const choose = (name) => { go(["new"], { recipe: name }); };
   return html`<details class="box quietbox" open=${open || !begun} onToggle=${(event) => setOpen(event.target.open)}>
-    <summary><b>${t("new.recipes")}</b>${chosen ? html` <span class="quiet">${chosen}</span>` : null}</summary>
+    <summary><b>${t("new.recipes")}</b>${chosen ? html` <span class="quiet" translate=${false}>${chosen}</span>` : null}</summary>
     <div class="recipes" style=${{ margin: ".8rem 0 0" }} role="group" aria-label=${t("new.recipes")}>${of.map((each) => html`
       <button type="button" class="recipe" key=${each.name} data-recipe=${each.name} aria-pressed=${String(each.name === chosen)} onClick=${() => choose(each.name)}>
-        <b>${each.name}</b><span>${textOr(`recipe.${each.name}`, each.title)}</span></button>`)}</div></details>`;
+        <b translate=${false}>${each.name}</b><span>${textOr(`recipe.${each.name}`, each.title)}</span></button>`)}</div></details>`;
 }
 
 // What few need: its file is loaded when it is opened first.
@@ -69,7 +73,7 @@ function Beside({ draft, schema, state, me, find }) {
       <div id="problems" aria-live="polite">${state.error ? html`<${Failure} error=${state.error} />` : null}
         ${state.problems.length ? html`<${Note} tone="bad"><p><b>${t("new.problems", { n: state.problems.length })}</b></p><${Problems} of=${state.problems} choose=${find} /><//>`
           : state.ready && !state.busy ? html`<p class="quiet small" data-ready>${t("new.ready")}</p>` : null}
-        ${state.notices.length ? html`<${Note} tone="warn"><ul>${state.notices.map((each) => html`<li>${notice(each)}</li>`)}</ul><//>` : null}</div>
+        ${state.notices.length ? html`<${Note} tone="warn"><ul>${state.notices.map((each) => html`<li><${Said} text=${notice(each)} /></li>`)}</ul><//>` : null}</div>
     </div>
     <${FullCheck} state=${state} />
     ${me.user.role === "viewer" ? null : html`<${Folded} title=${t("matrix.instead")} load=${() => import("../matrix_form.js")} schema=${schema} state=${state} />`}

@@ -4,11 +4,11 @@ import { chartsOf, extended, placeOf } from "../curves.js";
 import { Chart } from "../chart.js";
 import { CurveControls, curveView } from "../curve_controls.js";
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
-import { language, t, textOr } from "../language.js";
+import { language, said, t, textOr } from "../language.js";
 import { live } from "../live.js";
 import { LogTail } from "../log_tail.js";
 import { bytes, duration, figure, moment, whole } from "../numbers.js";
-import { Confirm, Copy, Failure, Loading, Note, State, Tabs, useAnswer } from "../parts.js";
+import { Confirm, Copy, Failure, kindOf, Loading, Name, Note, Said, State, Tabs, useAnswer } from "../parts.js";
 import { Progress } from "../progress.js";
 import { link, route, settle } from "../route.js";
 import { useStore } from "../store.js";
@@ -24,11 +24,11 @@ export default function Run({ name, me }) {
   // checkpoints come with evaluations; what else a run leaves is asked for every ten seconds, to which `changed` is cut
   const [details, error, again] = useAnswer(() => get(`runs/${part(name)}`), [name, fresh?.status, fresh?.entry, JSON.stringify(fresh?.metrics), fresh?.changed?.slice(0, 18)]);
   const run = details ? { ...details, ...fresh } : fresh;
-  if (error && !details) return html`<${Failure} error=${error} />`;
+  if (error && !details) return html`<h1 translate=${false}>${name}</h1><${Failure} error=${error} />`;
   if (!run) return html`<${Loading} />`;
   const tab = TABS.includes(query.tab) ? query.tab : "curves";
   return html`
-    <div class="head"><div class="grow"><h1>${run.name}</h1><p class="quiet small" style=${{ margin: 0 }}>${[run.workload, run.model, run.engine, run.precision].filter(Boolean).join(" · ")}</p></div>
+    <div class="head"><div class="grow"><h1 translate=${false}>${run.name}</h1><p class="quiet small" style=${{ margin: 0 }}><span>${kindOf(run)}</span>${[run.model, run.engine, run.precision].filter(Boolean).map((each) => html` · <${Name}>${each}<//>`)}</p></div>
       <${State} of=${run.status} /></div>
     <div class="box"><div class="head" style=${{ margin: 0 }}>
       <div class="grow"><${Progress} run=${run} /></div>
@@ -64,18 +64,21 @@ function Actions({ run, actions, me, again }) {
   return html`<div class="buttons">${Object.entries(ways).filter(([what]) => can(what)).map(([what, [, look]]) => html`
       <button key=${what} class=${what === "delete" ? "" : look} data-action=${what} onClick=${() => setAsked(what)}>${t(`run.${what}`)}</button>`)}
     ${can("clone") ? html`<a class="button" href=${link(["new"], { from: run.name })}>${t("run.clone")}</a>` : null}
+    ${can("predict") ? html`<a class="button" href=${link(["evaluate"], { run: run.name })}>${t("run.evaluate")}</a>` : null}
+    ${can("predict") && run.workload?.startsWith("language_model") ? html`<a class="button" href=${link(["chat"], { left: run.name })}>${t("page.chat")}</a>` : null}
+    ${can("export") ? html`<a class="button" href=${link(["export"], { run: run.name })}>${t("page.export")}</a>` : null}
     <a class="button" href=${`api/${base}/report`} download data-report>${t("run.report")}</a></div>
-    ${asked ? html`<${Confirm} title=${t(`run.${asked}_ask`, { name: run.name })} text=${[actions[asked], asked === "delete" ? t("run.frees", { size: bytes(run.bytes) }) : ""].filter(Boolean).join(" ")} action=${t(`run.${asked}`)} danger=${ways[asked][2]}
+    ${asked ? html`<${Confirm} title=${t(`run.${asked}_ask`, { name: run.name })} text=${[said(actions[asked]), asked === "delete" ? t("run.frees", { size: bytes(run.bytes) }) : ""].filter(Boolean).join(" ")} action=${t(`run.${asked}`)} danger=${ways[asked][2]}
       onYes=${async () => { await ways[asked][0](); done(); }} onNo=${() => setAsked(null)} />` : null}`;
 }
 
 function Trouble({ run, events }) {
   const bad = ["failed", "refused", "lost"].includes(run.status);
-  const told = events.filter((each) => ["warning", "trouble", "anomaly"].some((kind) => each.event?.includes(kind)));
-  if (!bad && !told.length) return run.status === "queued" && run.message ? html`<${Note}><p>${run.message}</p><//>` : null;
-  return html`<div>${bad ? html`<${Note} tone="bad"><p><b>${t(`run.why_${run.status}`)}</b></p><p style=${{ whiteSpace: "pre-wrap" }}>${run.message?.replace(/^\w+Error: /, "")}</p>
-      <div style=${{ marginTop: ".5rem" }}><${LogTail} name=${run.name} live=${false} entry=${run.entry} short=${true} /></div><//>` : null}
-    ${told.length ? html`<${Note} tone="warn"><ul>${told.slice(-5).map((each) => html`<li>${each.step === undefined ? "" : `${t("run.step", { step: whole(each.step) })}: `}${(each.message ?? each.event).replace(/^step \d+: /, "")}</li>`)}</ul><//>` : null}</div>`;
+  const told = events.filter((each) => ["warning", "trouble", "anomaly"].some((kind) => each.event?.includes(kind)) && !run.message?.includes(each.message));
+  if (!bad && !told.length) return run.status === "queued" && run.message ? html`<${Note}><p><${Said} text=${run.message} /></p><//>` : null;
+  return html`<div>${bad ? html`<${Note} tone="bad"><p><b>${t(`run.why_${run.status}`)}</b></p><p style=${{ whiteSpace: "pre-wrap" }}><${Said} text=${run.message?.replace(/^\w+Error: /, "")} /></p>
+      <details style=${{ marginTop: ".5rem" }}><summary>${t("run.log_end")}</summary><${LogTail} name=${run.name} live=${false} entry=${run.entry} short=${true} /></details><//>` : null}
+    ${told.length ? html`<${Note} tone="warn"><ul>${told.slice(-5).map((each) => html`<li>${each.step === undefined ? "" : `${t("run.step", { step: whole(each.step) })}${t("colon")}`}<${Said} text=${(each.message ?? each.event).replace(/^step \d+: /, "")} /></li>`)}</ul><//>` : null}</div>`;
 }
 
 function Curves({ name, run, query }) {
@@ -112,12 +115,12 @@ function Curves({ name, run, query }) {
 
 function Checkpoints({ of }) {
   const base = `api/runs/${part(of.name)}/files/`;
-  return html`${of.checkpoints.length ? html`<div class="wide"><table><thead><tr><th scope="col">${t("checkpoint.name")}</th><th scope="col" class="number">${t("axis.step")}</th><th scope="col" class="number">${t("checkpoint.size")}</th><th></th></tr></thead>
+  return html`${of.checkpoints.length ? html`<div class="wide"><table><thead><tr><th scope="col">${t("checkpoint.name")}</th><th scope="col" class="number">${t("axis.step")}</th><th scope="col" class="number">${t("checkpoint.size")}</th><td></td></tr></thead>
       <tbody>${of.checkpoints.map((each) => html`<tr key=${each.name}><td><code>${each.name}</code></td><td class="number">${whole(each.step)}</td><td class="number">${bytes(each.bytes)}</td>
         <td>${each.best ? html`<span class="badge good">${t("checkpoint.best")}</span> ` : null}${each.last ? html`<span class="badge">${t("checkpoint.last")}</span>` : null}</td></tr>`)}</tbody></table></div>`
     : html`<p class="quiet">${t("checkpoint.none")}</p>`}
     <details style=${{ marginTop: "1rem" }}><summary>${t("run.files", { n: of.files.length, size: bytes(of.bytes) })}</summary>
-      <ul>${of.files.map((each) => html`<li key=${each.path}><a href=${base + each.path.split("/").map(part).join("/")} download>${each.path}</a> <span class="quiet small">${bytes(each.bytes)}</span></li>`)}</ul></details>`;
+      <ul>${of.files.map((each) => html`<li key=${each.path}><a href=${base + each.path.split("/").map(part).join("/")} download translate=${false}>${each.path}</a> <span class="quiet small">${bytes(each.bytes)}</span></li>`)}</ul></details>`;
 }
 
 function Notes({ of, me, again }) {
@@ -143,5 +146,5 @@ function Config({ of }) {
       ${entry ? html`<dt>${t("run.command")}</dt><dd><code>${entry.command}</code></dd>` : null}
       <dt>${t("run.created")}</dt><dd>${moment(of.created)}</dd>
       ${of.report?.seconds ? html`<dt>${t("run.took")}</dt><dd>${duration(of.report.seconds)}</dd>` : null}
-      ${Object.entries(of.environment ?? {}).filter(([, value]) => ["string", "number"].includes(typeof value)).map(([key, value]) => html`<dt>${key.replaceAll("_", " ")}</dt><dd>${value}</dd>`)}</dl>`;
+      ${Object.entries(of.environment ?? {}).filter(([, value]) => ["string", "number"].includes(typeof value)).map(([key, value]) => html`<dt>${textOr(`environment.${key}`, key.replaceAll("_", " "))}</dt><dd translate=${false}>${key === "memory_bytes" ? bytes(value) : value}</dd>`)}</dl>`;
 }

@@ -4,7 +4,7 @@ import { html, useEffect, useState } from "../html.js";
 import { language, t } from "../language.js";
 import { live } from "../live.js";
 import { figure, moment } from "../numbers.js";
-import { Empty, Failure, Loading, State } from "../parts.js";
+import { Empty, Failure, Loading, metricName, State } from "../parts.js";
 import { Progress } from "../progress.js";
 import { Queue } from "../queue.js";
 import { link, route, settle } from "../route.js";
@@ -43,16 +43,16 @@ export default function Runs({ me }) {
 function Table({ rows }) {
   const [chosen, setChosen] = useState([]);
   const choose = (name) => setChosen(chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen, name]);
-  return html`<div class="buttons" style=${{ marginBottom: ".5rem" }}>${chosen.length > 1 ? html`<a class="button main" href=${link(["compare"], { runs: chosen.join("/") })}>${t("runs.compare", { n: chosen.length })}</a>` : html`<span class="quiet small">${t("runs.choose")}</span>`}</div>
+  return html`<div class=${chosen.length > 1 ? "buttons start" : "buttons"} data-chosen>${chosen.length > 1 ? html`<a class="button main" href=${link(["compare"], { runs: chosen.join("/") })}>${t("runs.compare", { n: chosen.length })}</a>` : html`<span class="quiet small">${t("runs.choose")}</span>`}</div>
     <div class="wide"><table class="cards"><thead><tr>
     <th scope="col">${t("runs.name")}</th><th scope="col">${t("runs.status")}</th><th scope="col">${t("runs.progress")}</th>
     <th scope="col" class="number">${t("chart.loss")}</th><th scope="col">${t("runs.result")}</th><th scope="col">${t("runs.how")}</th><th scope="col">${t("runs.changed")}</th></tr></thead>
     <tbody>${rows.map((run) => html`<tr key=${run.name}>
-      <td class="name"><input type="checkbox" aria-label=${t("runs.choose_one", { name: run.name })} checked=${chosen.includes(run.name)} onChange=${() => choose(run.name)} /> <a href=${link(["runs", run.name])}>${run.name}</a> ${run.tags.map((tag) => html`<span class="badge">${tag}</span> `)}</td>
+      <td class="name"><input type="checkbox" aria-label=${t("runs.choose_one", { name: run.name })} checked=${chosen.includes(run.name)} onChange=${() => choose(run.name)} /> <a href=${link(["runs", run.name])} translate=${false}>${run.name}</a> ${run.tags.map((tag) => html`<span class="badge">${tag}</span> `)}</td>
       <td><${State} of=${run.status} /></td>
       <td><${Progress} run=${run} /></td>
-      <td class="number">${figure(run.loss)}</td>
-      <td class="small">${Object.entries(run.metrics ?? {}).filter(([name]) => name !== "loss").slice(0, 2).map(([name, value]) => `${name} ${figure(value)}`).join(", ")}</td>
-      <td class="small quiet">${[run.engine, run.precision].filter(Boolean).join(", ")}</td>
+      <td class="number" data-label=${t("chart.loss")}>${figure(run.loss)}</td>
+      <td class="small">${Object.entries(run.metrics ?? {}).filter(([name]) => name !== "loss").slice(0, 2).map(([name, value]) => `${metricName(name)} ${figure(value)}`).join(t("list"))}</td>
+      <td class="small quiet" translate=${false}>${[run.engine, run.precision].filter(Boolean).join(", ")}</td>
       <td class="small quiet">${moment(run.changed)}</td></tr>`)}</tbody></table></div>`;
 }

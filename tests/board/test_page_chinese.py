@@ -1,0 +1,107 @@
+"""The page for a reader of Chinese alone: no English is left on it but names."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drivetrain
+from tests.board.boards import write_run
+from tests.board.browsing import begin, opened, until, visit
+
+PACKAGE = Path(drivetrain.__file__).parent
+MESSAGES = PACKAGE / "board" / "static" / "text" / "zh.messages.json"
+PLACES = [
+    *("#/new", "#/new?recipe=digits", "#/new?recipe=digits&tab=yaml", "#/new?recipe=digits&tab=data", "#/runs"),
+    *("#/runs/clicked", "#/runs/clicked?tab=log", "#/runs/clicked?tab=checkpoints", "#/runs/clicked?tab=config"),
+    *("#/runs/clicked?tab=notes", "#/runs/nothing", "#/runs/vanished", "#/compare", "#/compare?runs=clicked/vanished"),
+    *("#/evaluate?run=clicked", "#/chat", "#/export?run=clicked", "#/machine", "#/nowhere"),
+]
+# What is not looked at: names (translate="no"), what programs read or printed, choices of a field, and the button that
+# changes to English. Texts with Chinese in them may hold names as well.
+LATIN = """() => {
+  const passes = "pre, code, textarea, select, [translate=no], header [lang=en], .brand";
+  const isEnglish = (text) => /[A-Za-z]{2,}/.test(text) && !/[\\u4e00-\\u9fff]/.test(text);
+  const found = [];
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const { data, parentElement } = texts.currentNode;
+    if (!parentElement.checkVisibility() || parentElement.closest(passes)) continue;
+    if (isEnglish(data) && !/^[\\s\\d.,]*(B|KiB|MiB|GiB|YAML)\\s*$/.test(data)) found.push(data.trim());
+  }
+  for (const name of ["aria-label", "title", "placeholder"]) {
+    for (const each of document.querySelectorAll(`[${name}]`)) {
+      const text = each.getAttribute(name);
+      if (each.checkVisibility() && isEnglish(text) && !/[=.]/.test(text)) found.push(`${name}: ${text}`);
+    }
+  }
+  for (const each of document.querySelectorAll("input[type=file]:not(.hidden)")) found.push(`the browser's ${each.id}`);
+  return found;
+}"""
+
+
+@pytest.fixture(scope="module")
+def vanished(folder: Path) -> str:
+    """A run whose process is gone without a word."""
+    write_run(folder / "runs" / "vanished", finished=None)
+    return "vanished"
+
+
+@pytest.fixture
+def chinese(browser: Any, address: str) -> Iterator[Any]:
+    with opened(browser, address, locale="zh-CN") as found:
+        yield found
+
+
+@pytest.mark.usefixtures("trained", "vanished")
+def test_no_english_is_left_on_the_chinese_page(chinese: Any) -> None:
+    left: dict[str, list[str]] = {}
+    for place in PLACES:
+        visit(chinese, place)
+        chinese.wait_for_selector("main h1, main .note")
+        chinese.wait_for_load_state("networkidle")
+        folded = chinese.locator("main details:not([open]) > summary")
+        while folded.count():
+            folded.first.click()
+        chinese.wait_for_timeout(300)
+        if found := chinese.evaluate(LATIN):
+            left[place] = found
+    assert left == {}
+
+
+@pytest.mark.usefixtures("trained")
+def test_what_the_server_says_is_translated_with_what_differs_in_it(chinese: Any) -> None:
+    visit(chinese, "#/runs/nothing")
+    chinese.wait_for_selector("text=没有名为 nothing 的运行")
+    visit(chinese, "#/runs/clicked")
+    chinese.click("[data-action=delete]")
+    assert "此操作不可撤销" in chinese.inner_text("dialog p")
+    chinese.keyboard.press("Escape")
+    visit(chinese, "#/new")
+    begin(chinese)
+    chinese.fill("#field-batch_size", "0")
+    shown = "[data-field='batch_size'] .error"
+    until(
+        chinese, lambda: "填写的是 0；应当大于 0" in chinese.inner_text(shown) if chinese.is_visible(shown) else False
+    )
+    assert "全局批次" in chinese.inner_text(shown), "the advice is the field's own text"
+
+
+def test_each_message_that_is_translated_is_one_that_the_server_has() -> None:
+    """Their literal parts stand in the sources: a message that is worded anew is translated anew."""
+    sources = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    whole = re.sub(r'"\s*f?"|\s+', " ", re.sub(r'"\n\s*f?"', "", sources))
+    for form, text in json.loads(MESSAGES.read_text(encoding="utf-8")).items():
+        parts = [part.strip(" '.:;") for part in re.split(r"\{\w+\}| at |[.;,] ", form.removeprefix("yaml: "))]
+        known = whole + sources
+        pydantics = "input should" in form
+        words = [part for part in parts if len(part) > 14]  # shorter ones may be put together of several
+        missing = [part for part in words if all(each not in known for each in (part, part[:1].lower() + part[1:]))]
+        assert pydantics or not missing, form
+        assert set(re.findall(r"\{(\w+)\}", text)) <= set(re.findall(r"\{(\w+)\}", form)), form
+        assert re.search("[\u4e00-\u9fff]", text), form
