@@ -21,6 +21,7 @@ from drivetrain.checkpoint.convert.merging import GENERATION, OF_ADAPTERS
 from drivetrain.checkpoint.convert.transformers_folder import copy_assets
 from drivetrain.errors import RunError, last_line
 from drivetrain.export import cached_graph
+from drivetrain.export.classifier_scripts import script_for
 from drivetrain.export.formats import LANGUAGE
 from drivetrain.export.questions import output_of
 from drivetrain.export.source import Source
@@ -71,7 +72,7 @@ def write_onnx(model: nn.Module, source: Source, into: Path) -> Written:
         assert made is not None
         made.save(str(into / ONNX))
     _write_beside(source, inputs, into)
-    return Written(script=ONNX_SCRIPT)
+    return Written(script=script_for(source) or ONNX_SCRIPT)
 
 
 def write_program(model: nn.Module, source: Source, into: Path) -> Written:
@@ -80,7 +81,7 @@ def write_program(model: nn.Module, source: Source, into: Path) -> Written:
     with _quiet(), _explained("torch-export"):
         torch.export.save(program, into / PROGRAM)
     _write_beside(source, inputs, into)
-    return Written(script=PROGRAM_SCRIPT)
+    return Written(script=script_for(source) or PROGRAM_SCRIPT)
 
 
 def _traced(model: nn.Module, source: Source) -> tuple[dict[str, Tensor], Any]:
