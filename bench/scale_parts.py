@@ -350,7 +350,7 @@ PARTS = {
     "heartbeats": Part(heartbeats, "A second's look of all nodes, clients included: three calls a node to the store."),
     "hang, one late": Part(hang_sentence, "Rows with stacks as JSON from each node, and the sentence on who is late."),
     "hang, none late": Part(hang_without_culprit, "The sentence where all wait in the same collective."),
-    "hang report": Part(hang_table, "The table with stacks, as text."),
+    "hang report": Part(hang_table, "The table and stacks, once a place, and each rank's process, as text."),
     "run events": Part(events, "100 points do not grow; an anomaly lists the samples of its global batch."),
     "report": Part(report, "Once, at the end: what every rank measured."),
     "checkpoint plan": Part(checkpoint_plan, "Each save: an outline a rank of 146 tensors (Llama 1B), per part."),

@@ -58,7 +58,7 @@ OWNERS = {
     "transformers": {
         *("export/runtimes/plain_transformers.py", "export/runtimes/plain_peft.py", "export/runtimes/with_torch.py"),
         *("models", "data/tokenised.py", "data/token_cache.py", "engines/mesh/context_parallel.py"),
-        *("data/language/chat.py", "data/language/vocabularies.py", "generation/cache.py"),
+        *("data/language/template_renderer.py", "data/language/vocabularies.py", "generation/cache.py"),
     },
     "peft": {"models", "export/runtimes/plain_peft.py"},
     "tokenizers": {
@@ -85,7 +85,10 @@ OWNERS = {
         *("inference/chat/chat.py", "inference/chat/screen.py"),
     },
     "matplotlib": {"compare/plots.py", "compare/page.py"},
-    "jinja2": {"compare/page.py", "plan/page_template.py", "data/language/chat.py"},
+    "jinja2": {
+        *("compare/page.py", "plan/page_template.py"),
+        *("data/language/chat.py", "data/language/template_renderer.py"),
+    },
     "pytorch_optimizer": {"optim/low_rank.py"},
     "filelock": {
         "compare/runner.py",
@@ -115,7 +118,8 @@ OWNERS = {
     "safetensors": {"checkpoint", "models", "export/runtimes/exchange.py"},
     "obstore": {"runtime/object_store.py"},
     "bitsandbytes": {"models/quantised_base.py"},
-    "torchao": {"models/torchao_export.py", "models/torchao_base.py", "models/fake_quantised.py", "models/fp8.py"},
+    "compressed_tensors": {"models/int4_export.py"},
+    "torchao": {"models/rounded_export.py", "models/torchao_base.py", "models/fake_quantised.py", "models/fp8.py"},
 }
 
 

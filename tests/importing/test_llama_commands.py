@@ -48,6 +48,10 @@ LIKELIEST = "workload.generate.max_new_tokens=1024 workload.generate.temperature
             ],
         ),
         (
+            {**MERGE, "export_quantization_bit": 4},
+            ["drivetrain export RUN --to transformers --output out/merged --shard-size 5GB --quantise int4"],
+        ),
+        (
             {**MERGE, "export_size": None, "export_quantization_bit": None, "trust_remote_code": True},
             ["drivetrain export RUN --to transformers --output out/merged --trust"],
         ),

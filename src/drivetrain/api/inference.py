@@ -20,7 +20,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import problem
 from drivetrain.inference import verbs
-from drivetrain.inference.remote_places import here
+from drivetrain.inference.remote_places import checkpoint_here, here
 from drivetrain.inference.run_sources import Folder, run_of
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.objects.held import missing
@@ -140,6 +140,7 @@ def evaluate(
     them; evaluation_data may stand for train_data. settings: keys of the run file (engine="ddp", processes=2). Raises
     UserError, RunError.
     """
+    checkpoint = checkpoint_here(checkpoint)
     place = run.folder if isinstance(run, RunReport) else run
     if isinstance(place, str | os.PathLike):
         place = here(os.fspath(place), [checkpoint], "run")

@@ -9,7 +9,7 @@ from torch import nn
 
 from drivetrain.api.errors import as_a_caller_reads_them
 from drivetrain.errors import problem
-from drivetrain.inference.remote_places import here
+from drivetrain.inference.remote_places import checkpoint_here, here
 from drivetrain.inference.run_sources import Folder, checkpoint_of, run_of
 from drivetrain.inference.whole_model import loaded_model
 from drivetrain.training.report import RunReport
@@ -42,6 +42,7 @@ def load(
     with as_a_caller_reads_them():
         if adapter not in ("merge", "keep"):
             raise problem("adapter", f"{adapter!r} was given", 'give "merge" or "keep"')
+        checkpoint = checkpoint_here(checkpoint)
         run = run_of(folder if isinstance(folder, RunReport) else here(os.fspath(folder), [checkpoint], "folder"))
         path = checkpoint_of(run, checkpoint)
         return loaded_model(run, path, model, adapter, trust)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from drivetrain.config.files import usable_path
+from drivetrain.config.location import store_address
 
 # of a file or folder, which it refuses to take from a text that is no path
 path_argument = functools.partial(typer.Argument, parser=usable_path)
@@ -39,6 +41,35 @@ RayOption = Annotated[
     typer.Option("--ray", metavar="ADDRESS", help="Start the ranks on a Ray cluster: auto, or HOST:PORT of its head."),
 ]
 RendezvousOption = Annotated[str | None, typer.Option("--rendezvous", help="HOST:PORT of the first of them.")]
+
+
+def here(place: Path, checkpoints: Sequence[str] = (), field: str = "RUN") -> Path:
+    """Returns this machine's copy of what an address in a store names, or the path itself. checkpoints: of a run."""
+    if store_address(place) is None:
+        return place
+    from drivetrain.inference.remote_places import here as copied
+
+    return copied(place, checkpoints, field)
+
+
+def run_file_here(place: Path, field: str = "RUN.YAML") -> Path:
+    """Does the same for a run file. The address of a run that was mirrored there stands for its run.yaml."""
+    found = here(place, field=field)
+    return found if found is place or not found.is_dir() else found / "run.yaml"
+
+
+def checkpoint_here(checkpoint: str) -> str:
+    """Returns best, last or a folder of this machine: the copy of a checkpoint that is named by its address."""
+    if store_address(checkpoint) is None:
+        return checkpoint
+    from drivetrain.inference.remote_places import checkpoint_here as copied
+
+    return copied(checkpoint)
+
+
+def as_typed(place: Path) -> str:
+    """Returns a path, or an address of a store with both of its slashes, of which a path keeps one."""
+    return store_address(place) or str(place)
 
 
 def was_given(context: typer.Context, name: str) -> bool:

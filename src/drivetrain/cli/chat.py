@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from drivetrain.cli.arguments import CheckpointOption, ModelPlace, TrustOption, path_option
+from drivetrain.cli.arguments import CheckpointOption, ModelPlace, TrustOption, checkpoint_here, path_option
 from drivetrain.cli.console import errors, output
 
 
@@ -34,6 +34,7 @@ def chat(
     from drivetrain.inference.chat.talk import Settings
     from drivetrain.inference.loading import LoadedModel, load_model
 
+    checkpoint = checkpoint_here(checkpoint)
     functions = [] if tools is None else read_functions(tools)
     settings = Settings(system, temperature, seed, max_new_tokens, functions)
 

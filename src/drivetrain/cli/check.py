@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from drivetrain.cli.arguments import NodesOption, Overrides, RunFile, TrustOption
+from drivetrain.cli.arguments import NodesOption, Overrides, RunFile, TrustOption, run_file_here
 from drivetrain.cli.console import output, print_notices
 from drivetrain.runtime.strict_json import dumps
 
@@ -31,7 +31,7 @@ def check(
     from drivetrain.errors import UserError
     from drivetrain.launch.dry_run import dry_run
 
-    found = dry_run(run_file, overrides or [], nodes, resume, overwrite, trust)
+    found = dry_run(run_file_here(run_file), overrides or [], nodes, resume, overwrite, trust)
     if as_json:
         typer.echo(dumps(as_object(found), indent=2))
         raise typer.Exit(0 if found.is_ready else 2)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from drivetrain.cli.arguments import example, path_argument, path_option
+from drivetrain.cli.arguments import example, here, path_argument, path_option, run_file_here
 from drivetrain.cli.console import errors, wide
 from drivetrain.cli.console import output as screen
 from drivetrain.runtime.strict_json import dumps
@@ -35,7 +35,7 @@ def inspect(path: Folder, as_json: Annotated[bool, typer.Option("--json", help="
     from drivetrain.checkpoint.convert.contents import contents
     from drivetrain.checkpoint.convert.own_format import find
 
-    newest, skipped = find(path)
+    newest, skipped = find(here(path, ["last"], "PATH"))
     for why in skipped:
         errors.print(f"[yellow]note[/] skipped {escape(why)}", soft_wrap=True)
     found = contents(newest)
@@ -51,7 +51,7 @@ def verify(path: Folder) -> None:
     from drivetrain.checkpoint import run_state
     from drivetrain.checkpoint.convert.own_format import all_of
 
-    bad = 0
+    bad, path = 0, here(path, ["all"], "PATH")
     for each in all_of(path):
         wrong = run_state.verify(each)
         if wrong and not each.exists() and each != path:
@@ -90,6 +90,7 @@ def convert(
     """Convert to another software's format, or from it, and list what became of each part."""
     if (to is None) == (run is None):
         raise typer.BadParameter("give --to FORMAT --output FOLDER, or --run RUN.YAML")
+    path, run = here(path, ["last"], "PATH"), None if run is None else run_file_here(run, "--run")
     if to is not None:
         if output is None or overrides or from_ or step is not None or weights_only:
             raise typer.BadParameter("--to takes --output FOLDER, and --dtype")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from drivetrain.cli.arguments import RunFile, TrustOption, path_option
+from drivetrain.cli.arguments import RunFile, TrustOption, checkpoint_here, path_option, run_file_here
 from drivetrain.cli.console import errors, output, wide
 
 
@@ -49,10 +49,11 @@ def compare(
     from drivetrain.compare.table import comparison_table
 
     again = Again.ALL if fresh else Again.FAILED if retry else Again.UNFINISHED
-    job = Job(verb.value, checkpoint, plan)
+    file = run_file_here(run_file)
+    job = Job(verb.value, None if checkpoint is None else checkpoint_here(checkpoint), plan)
     limits = Limits(cell_timeout, None if cell_memory is None else int(cell_memory * 2**20))
     try:
-        comparison, where = verbs.compare(run_file, axes or [], to, seeds, job, limits, again, trust, ray)
+        comparison, where = verbs.compare(file, axes or [], to, seeds, job, limits, again, trust, ray)
     except KeyboardInterrupt:
         errors.print("[bold red]Interrupted.[/] Finished cells are kept: the same command goes on with the others.")
         raise typer.Exit(130) from None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from drivetrain.cli.arguments import Overrides, RunFile, TrustOption
+from drivetrain.cli.arguments import Overrides, RunFile, TrustOption, run_file_here
 from drivetrain.cli.console import output, print_notices, wide
 
 
@@ -27,7 +27,9 @@ def data(
     from drivetrain.data.remote_sources import fetched
     from drivetrain.launch.prepare import checked
 
-    ready = checked(run_file, overrides or [], trust=trust, model_files=False)  # the report says what train refuses
+    ready = checked(
+        run_file_here(run_file), overrides or [], trust=trust, model_files=False
+    )  # the report says what train refuses
     if not ready.is_first:
         return
     run = fetched(ready.run)

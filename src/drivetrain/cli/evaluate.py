@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from drivetrain.cli.arguments import TrustOption, path_option
+from drivetrain.cli.arguments import TrustOption, checkpoint_here, path_option
 from drivetrain.cli.console import errors, wide
 from drivetrain.cli.console import output as screen
 from drivetrain.cli.jobs import start_job
@@ -57,6 +57,7 @@ def evaluate(
     from drivetrain.compare.evaluations import table_of
     from drivetrain.inference.remote_places import here
 
+    checkpoint = [checkpoint_here(each) for each in checkpoint or []]
     places, overrides = places_and_overrides(runs)
     places = [here(place, checkpoint or ["best"]) for place in places]
     if choices is not None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from drivetrain.cli.arguments import path_argument, path_option
+from drivetrain.cli.arguments import checkpoint_here, path_argument, path_option
 from drivetrain.cli.console import errors
 from drivetrain.cli.console import output as screen
 from drivetrain.runtime.strict_json import dumps
@@ -26,7 +26,7 @@ def export(
     checkpoint: Annotated[str, typer.Option(help="best, last, or a checkpoint folder.")] = "best",
     dtype: Annotated[str | None, typer.Option(help="Of the weights: fp32, bf16 or fp16.")] = None,
     quantise: Annotated[
-        str | None, typer.Option(help="Weights in few bits: int8, fp8; gguf: q8_0, q5_0, q4_0.")
+        str | None, typer.Option(help="Weights in few bits: int8, fp8, int4, nf4; gguf: q8_0, q5_0, q4_0.")
     ] = None,
     shard_size: Annotated[str | None, typer.Option(help="Largest file of weights (transformers), e.g. 2GB.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Evaluation samples to compare.")] = 16,
@@ -58,6 +58,7 @@ def export(
     from drivetrain.launch.prepare import run_file_of
     from drivetrain.runtime.run_folder import refuse_code_of_folders
 
+    checkpoint = checkpoint_here(checkpoint)
     run_file, overrides = run_file_of(here(place, [checkpoint]), [])
     run, problems = load(run_file, overrides)
     if run is None or problems:

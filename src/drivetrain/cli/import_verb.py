@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from drivetrain.cli.arguments import path_argument, path_option
+from drivetrain.cli.arguments import here, path_argument, path_option, run_file_here
 from drivetrain.cli.console import errors, output
 
 
@@ -33,7 +33,9 @@ def import_(
     from drivetrain.importing.llama_commands import RUN
     from drivetrain.importing.verb import import_files
 
-    imported = import_files(files, onto, to, overwrite, without or ())
+    read = [here(file, field="FILE") for file in files]
+    below = None if onto is None else run_file_here(onto, "--onto")
+    imported = import_files(read, below, to, overwrite, without or ())
     show_notes(imported.notes, output)
     if imported.missing:
         lacking = f"[bold yellow]missing[/] {', '.join(imported.missing)}"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from drivetrain.cli.arguments import NodesOption, Overrides, RunFile, TrustOption, was_given
+from drivetrain.cli.arguments import NodesOption, Overrides, RunFile, TrustOption, as_typed, run_file_here, was_given
 from drivetrain.cli.console import errors, print_notices
 
 OF_NODES = ("cpus", "memory")
@@ -82,6 +82,7 @@ def launch(
     from drivetrain.launch.cluster import checked_for_cluster
     from drivetrain.launch.cluster_plan import plan_verdict
 
+    typed, run_file = run_file, run_file_here(run_file)
     job = checked_for_cluster(run_file, overrides or [], nodes, _where(local, kubernetes or jobset), trust)
     notices = [*job.notices]
     if local or torchrun or ray:
@@ -117,7 +118,7 @@ def launch(
         from drivetrain.launch.launch_check import check_here
 
         print_notices(check_here(run_file, overrides or [], nodes, trust))
-    typer.echo(text, nl=False)
+    typer.echo(text.replace(str(run_file), as_typed(typed)), nl=False)
 
 
 def _validate(manifest: Path) -> None:

@@ -11,7 +11,7 @@ from drivetrain.config.run import RunConfig
 
 
 def next_commands(
-    run_file: Path, overrides: Sequence[str], run: RunConfig, status: str, evaluated: bool = True
+    run_file: Path | str, overrides: Sequence[str], run: RunConfig, status: str, evaluated: bool = True
 ) -> list[tuple[str, str]]:
     """Returns (purpose, command) pairs for a run that was started with this run file and these overrides.
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from drivetrain.cli.arguments import RunFile, TrustOption, path_option
+from drivetrain.cli.arguments import RunFile, TrustOption, as_typed, path_option, run_file_here
 from drivetrain.cli.console import errors, output, wide
 from drivetrain.runtime.strict_json import dumps
 
@@ -40,9 +40,9 @@ def plan(
     from drivetrain.plan.planning import planned
     from drivetrain.plan.stand_ins import with_made_data
 
-    with with_made_data(run_file, samples, length) as file:
+    with with_made_data(run_file_here(run_file), samples, length) as file:
         found = planned(file, axes or [], machine, devices, price, trust)
-    command = shlex.join(["drivetrain", "train", str(run_file)])
+    command = shlex.join(["drivetrain", "train", as_typed(run_file)])
     if to is not None:
         write_page(found, to, run_file.stem, "" if found.choice is None else line_of(found.choice, command))
         errors.print(f"page, chart and rows in {escape(str(to))}", soft_wrap=True)

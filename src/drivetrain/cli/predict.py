@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from drivetrain.cli.arguments import CheckpointOption, Overrides, RunPlace, TrustOption, path_option
+from drivetrain.cli.arguments import CheckpointOption, Overrides, RunPlace, TrustOption, checkpoint_here, path_option
 from drivetrain.cli.console import errors
 from drivetrain.cli.jobs import start_job
 
@@ -41,6 +41,7 @@ def predict(
     data, texts = asked_for(data, text or [])
     if llama_factory is not None and to is None:
         to = llama_factory / ROWS
+    checkpoint = checkpoint_here(checkpoint)
     run_file = here(run_file, [checkpoint])
     ready = checked_place(run_file, overrides or [], checkpoint=checkpoint, data=data, output=to, trust=trust)
     if llama_factory is not None and to is not None:

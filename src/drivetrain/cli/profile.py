@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from drivetrain.cli.arguments import Overrides, RunFile, TrustOption, path_option
+from drivetrain.cli.arguments import Overrides, RunFile, TrustOption, path_option, run_file_here
 from drivetrain.cli.console import errors, output, print_notices, wide
 from drivetrain.runtime.strict_json import dumps
 
@@ -36,7 +36,7 @@ def profile(
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     found = profile_run.profile(
-        run_file,
+        run_file_here(run_file),
         overrides or [],
         steps,
         folder.resolve(),

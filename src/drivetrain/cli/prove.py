@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from drivetrain.cli.arguments import Overrides, RunFile, TrustOption
+from drivetrain.cli.arguments import Overrides, RunFile, TrustOption, run_file_here
 from drivetrain.cli.console import errors, output, print_notices
 
 
@@ -22,7 +22,7 @@ def prove(
     from drivetrain.cli.run_table import verdicts_table
     from drivetrain.launch.prepare import checked
 
-    ready = checked(run_file, overrides or [], trust=trust)
+    ready = checked(run_file_here(run_file), overrides or [], trust=trust)
     print_notices(ready.notices)
     proof = prove_run.prove(ready.run, steps, lambda line: errors.print(f"[dim]{escape(line)}[/]"))
     output.print(verdicts_table([(each.promise, each.holds, each.why) for each in proof.verdicts]))

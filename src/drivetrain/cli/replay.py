@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from drivetrain.cli.arguments import here
 from drivetrain.cli.console import errors, output, wide
 from drivetrain.config.files import usable_path
 from drivetrain.runtime.strict_json import dumps
@@ -44,7 +45,12 @@ def replay(
     """Repeat one step of a run and show its losses, every layer's numbers, the first layer that is not finite."""
     from drivetrain.replay import replay as replayed
 
-    found = replayed(folder, step, lambda line: errors.print(f"[dim]{escape(line)}[/]", soft_wrap=True), trust)
+    found = replayed(
+        here(folder, [f"before-{step}"]),
+        step,
+        lambda line: errors.print(f"[dim]{escape(line)}[/]", soft_wrap=True),
+        trust,
+    )
     if as_json:
         typer.echo(dumps(_values(found), indent=2))
     else:

@@ -12,7 +12,16 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.markup import escape
 
-from drivetrain.cli.arguments import CheckpointOption, ModelPlace, TrustOption, path_option, was_given
+from drivetrain.cli.arguments import (
+    CheckpointOption,
+    ModelPlace,
+    TrustOption,
+    as_typed,
+    checkpoint_here,
+    here,
+    path_option,
+    was_given,
+)
 from drivetrain.cli.console import errors
 from drivetrain.config.files import usable_path
 from drivetrain.errors import Problem, UserError, problem
@@ -80,10 +89,13 @@ def serve(
     adapters = adapters_of(adapter or [])
     if adapters and with_base:
         raise problem("--with-base", "--adapter was given too, whose base has a name already", "leave one of them out")
+    checkpoint = checkpoint_here(checkpoint)
+    typed, place = place, here(place, [checkpoint], "MODEL")
+    adapters = {name: here(folder, ["best"], "--adapter") for name, folder in adapters.items()}
     address, keys = Address(host, port, unix_socket), read_keys(key_file)
     check_address(address, keys)
     listening = bound(address)  # before the model is loaded, which takes longer
-    errors.print(f"[dim]loading {escape(str(place))}[/]", soft_wrap=True)
+    errors.print(f"[dim]loading {escape(as_typed(typed))}[/]", soft_wrap=True)
     if (kind := kind_of(place, checkpoint, trust)) in (TEXTS, PICTURES, ENCODER):
         if adapters or with_base:
             option = "--adapter" if adapters else "--with-base"

@@ -16,6 +16,8 @@ from drivetrain.cli.arguments import (
     RendezvousOption,
     RunFile,
     TrustOption,
+    as_typed,
+    run_file_here,
 )
 from drivetrain.cli.console import errors, output
 from drivetrain.cli.jobs import start_job
@@ -46,10 +48,11 @@ def train(
     from drivetrain.launch.job import Node
     from drivetrain.launch.prepare import checked
 
+    typed, run_file = run_file, run_file_here(run_file)
     if ray is None:
         node = Node(node_rank, rendezvous)
         ready = checked(run_file, overrides or [], nodes, node, trust=trust, anew=not resume)
-        _train(run_file, overrides or [], ready, node, None, resume, overwrite, quiet)
+        _train(typed, overrides or [], ready, node, None, resume, overwrite, quiet)
         return
     from drivetrain.config.packages import require
 
@@ -60,7 +63,7 @@ def train(
     with connected(ray):
         cluster = RayCluster()
         ready = cluster.checked(run_file, overrides or [], nodes, trust=trust, anew=not resume)
-        _train(run_file, overrides or [], ready, Node(), cluster, resume, overwrite, quiet)
+        _train(typed, overrides or [], ready, Node(), cluster, resume, overwrite, quiet)
 
 
 def _train(
@@ -89,7 +92,7 @@ def _train(
 
         found = RunReport.model_validate(result.value)
         output.print(report_table(found))
-        following = next_commands(run_file, overrides, ready.run, found.status, bool(found.metrics))
+        following = next_commands(as_typed(run_file), overrides, ready.run, found.status, bool(found.metrics))
         for purpose, command in [] if quiet else following:
             output.print(f"[dim]{purpose}:[/] {escape(command)}", soft_wrap=True)
     raise typer.Exit(result.code)

@@ -16,11 +16,14 @@ KINDS = {
 }
 LANGUAGE, TEXTS, IMAGES, OWN = KINDS.values()
 DTYPES = ("fp32", "bf16", "fp16")
-TORCHAO = ("int8", "fp8")  # weights of linear layers, rounded by torchao
+# the weights of linear layers in few bits → the package that reads them
+ROUNDED = {"int8": "torchao", "fp8": "torchao", "int4": "compressed_tensors", "nf4": "bitsandbytes"}
 GGML = ("q8_0", "q5_0", "q4_0")  # weights rounded in blocks of 32, by the package gguf
 PACKAGES = {
     "peft": "adapters",
     "torchao": "lowbit",
+    "compressed_tensors": "int4",
+    "bitsandbytes": "bitsandbytes",
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "onnx"),
     **dict.fromkeys(("gguf", "xllamacpp"), "gguf"),
 }
@@ -63,7 +66,7 @@ FORMATS = {
             "drivetrain.export.transformers_format:write",
             refuses={OWN: _NO_CLASS.format("Transformers")},
             dtypes=DTYPES,
-            quantised=TORCHAO,
+            quantised=tuple(ROUNDED),
             takes_shards=True,
             library="transformers",
         ),
@@ -103,10 +106,10 @@ FORMATS = {
 }
 # named by users, and written by none of ours → what to do
 ELSEWHERE = {
-    "gptq": "its library, gptqmodel, comes as source for GPUs: export --to transformers, and run gptqmodel on that "
-    "folder in an environment of its own",
-    "awq": "autoawq is no longer maintained, and llm-compressor pins an older Transformers: export --to transformers, "
-    "and run llm-compressor on that folder in an environment of its own",
+    "gptq": "give int4, which rounds without data; or its library, gptqmodel, which comes as source for GPUs: export "
+    "--to transformers, and run gptqmodel on that folder in an environment of its own",
+    "awq": "give int4, which rounds without data; or llm-compressor, which pins an older Transformers: export --to "
+    "transformers, and run it on that folder in an environment of its own",
     **dict.fromkeys(
         ("q2_k", "q3_k_m", "q4_k_m", "q5_k_m", "q6_k"),
         "llama.cpp's own tool makes it: export --to gguf --dtype fp16, and run llama-quantize on model.gguf",

@@ -11,7 +11,7 @@ from pathlib import Path
 from drivetrain.config.adapter import PROMPTS
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError
-from drivetrain.export.formats import ELSEWHERE, FORMATS, OWN, PACKAGES, TORCHAO, Format, kind_of
+from drivetrain.export.formats import ELSEWHERE, FORMATS, OWN, PACKAGES, ROUNDED, Format, kind_of
 from drivetrain.models.preprocessing import NORM_KEY
 from drivetrain.runtime.new_folder import refuse_taken
 
@@ -81,10 +81,18 @@ def _of_format(request: Request, run: RunConfig) -> Iterator[Problem]:
         yield Problem("--shard-size", f"{request.format} is written in one piece", "leave it out")
     elif request.shard_size is not None and _bytes(request.shard_size) is None:
         yield Problem("--shard-size", f"{request.shard_size} was given", "give a size such as 2GB or 500MB")
-    for package in (*chosen.packages, *(("torchao",) if request.quantise in TORCHAO else ())):
+    yield from _of_packages(request)
+
+
+def _of_packages(request: Request) -> Iterator[Problem]:
+    chosen = request.of
+    wants = [(package, "--to", request.format) for package in chosen.packages]
+    if request.quantise in ROUNDED and request.quantise in chosen.quantised:
+        wants.append((ROUNDED[request.quantise], "--quantise", request.quantise))
+    for package, option, value in wants:
         if find_spec(package) is None:
-            why = f"{request.format} needs {package}, which is not installed"
-            yield Problem("--to", why, f"pip install 'drivetrain[{PACKAGES[package]}]'")
+            why = f"{value} needs {package}, which is not installed"
+            yield Problem(option, why, f"pip install 'drivetrain[{PACKAGES[package]}]'")
 
 
 def _of_numbers(request: Request) -> Iterator[Problem]:

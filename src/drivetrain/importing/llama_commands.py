@@ -23,6 +23,7 @@ ANSWERS: dict[str, tuple[str, float]] = {
     "max_new_tokens": ("workload.generate.max_new_tokens", 1024),
     "temperature": ("workload.generate.temperature", 0.95),
 }
+QUANTISED: dict[float, str] = {8: "int8", 4: "int4"}  # bits → export's numbers
 # keys that decide how its answers are drawn → the value at which they change nothing
 DRAWING = {"top_p": 1.0, "top_k": 0.0, "num_beams": 1.0, "repetition_penalty": 1.0, "length_penalty": 1.0}
 
@@ -94,11 +95,11 @@ def _quantisation(given: KeyReader) -> None:
     if not given.has("export_quantization_bit"):
         return
     bits = given.number("export_quantization_bit", 0)
-    if bits == 8:
-        why = "8 bits are int8 of torchao, which needs no data; there they are GPTQ"
+    if bits in QUANTISED:
+        why = f"{bits:g} bits are {QUANTISED[bits]}, which needs no data; there they are GPTQ"
         given.note("export_quantization_bit", "changed", why)
     else:
-        why = f"{bits:g} bits by GPTQ: drivetrain export RUN --to gguf --quantise q4_0 rounds to 4 without data"
+        why = f"{bits:g} bits by GPTQ: drivetrain export RUN --to transformers --quantise int4 rounds to 4 without data"
         given.note("export_quantization_bit", "refused", why)
 
 
@@ -142,8 +143,8 @@ def _talking(raw: Mapping[str, Any]) -> list[str]:
 def _export(raw: Mapping[str, Any]) -> list[str]:
     size, bits = raw.get("export_size"), raw.get("export_quantization_bit")
     found = [] if size is None else ["--shard-size", f"{count('export_size', size)}GB"]
-    eight = bits is not None and number("export_quantization_bit", bits) == 8
-    return [*found, *(["--quantise", "int8"] if eight else [])]
+    numbers = None if bits is None else QUANTISED.get(number("export_quantization_bit", bits))
+    return found if numbers is None else [*found, "--quantise", numbers]
 
 
 def _source(raw: Mapping[str, Any]) -> str | None:

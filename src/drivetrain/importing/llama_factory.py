@@ -26,7 +26,7 @@ from drivetrain.importing.translated_file import Default, Source, TranslatedFile
 
 GENERATING = "drivetrain predict, chat and serve generate: their options and workload.generate say how"
 EXPORT = "drivetrain export RUN --to transformers"
-GPTQ = f"it is GPTQ; {EXPORT} --quantise int8 rounds to 8 bits without data"
+GPTQ = f"it is GPTQ; {EXPORT} --quantise int8, or int4, rounds without data"
 FP8 = ("fp8_backend", "fp8_enable_fsdp_float8_all_gather")
 OF_WORKLOAD = (*llama_model.KEYS, *llama_model.TOGETHER, *llama_adapter.TOGETHER)
 OF_WORKLOAD = (*OF_WORKLOAD, *llama_losses.KEYS, *llama_preferences.KEYS, *llama_reinforcement.KEYS)

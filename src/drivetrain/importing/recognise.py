@@ -29,6 +29,7 @@ from drivetrain.importing import (
 )
 from drivetrain.importing.python_file import read_python
 from drivetrain.importing.translated_file import Source, TranslatedFile, plain
+from drivetrain.runtime.store_cache import shown_path
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,9 @@ def read(path: Path) -> Source:
         raise problem(str(path), f"its name does not end in {', '.join(READERS)}", CURE)
     _hold_something(path)
     raw = checked(reader(path), str(path))
-    return Source(str(path), kind_of(raw, str(path), is_python=path.suffix.lower() == ".py"), raw, path.parent)
+    return Source(
+        shown_path(path), kind_of(raw, shown_path(path), is_python=path.suffix.lower() == ".py"), raw, path.parent
+    )
 
 
 def checked(raw: Any, label: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from drivetrain.importing.recognise import KINDS, checked, kind_of, read
 from drivetrain.importing.training_spread import is_sharded
 from drivetrain.importing.translated_file import Source, TranslatedFile, complete, settle
 from drivetrain.importing.write import as_yaml, check_place, header, in_yaml, write
+from drivetrain.runtime.store_cache import shown_path
 
 T = TypeVar("T")
 MESH = "mesh"
@@ -51,7 +52,7 @@ def import_files(
     """
     output = output or Path(f"{files[0].stem}-run.yaml")
     problems: list[Problem] = []
-    below = _kept(problems, lambda: {} if onto is None else checked(read_yaml(onto), str(onto))) or {}
+    below = _kept(problems, lambda: {} if onto is None else checked(read_yaml(onto), shown_path(onto))) or {}
     sources = _sources(files, problems)
     founds = _translated(sources, problems)
     problems += _dropped(founds, without)
@@ -63,14 +64,14 @@ def import_files(
         _kept(problems, lambda: check_place(output, overwrite, files))
     joined = join(founds)
     raw, defaults = combined(joined, below)
-    run, wrong, missing = judged(raw, joined, None if onto is None else str(onto))
+    run, wrong, missing = judged(raw, joined, None if onto is None else shown_path(onto))
     if run is not None and (lacking := missing_template(run)) is not None:
         run, missing = None, [lacking]
     problems += [*joined.problems, *wrong]
     if problems:
         raise UserError(list(dict.fromkeys(problems)))
     made = ", ".join(f"{source.label} ({KINDS[source.kind].title})" for source in sources)
-    made += "" if onto is None else f", onto {onto}"
+    made += "" if onto is None else f", onto {shown_path(onto)}"
     head = header(made, [note for _, note in _labelled(founds)], defaults)
     head += f"# Missing: {', '.join(missing)}. The run cannot start without.\n" if missing else ""
     write(output, f"{head}\n{as_yaml(raw)}", raw)
@@ -150,7 +151,7 @@ def _deepspeed_of(source: Source, given: Sequence[Source]) -> Source | None:
     raw = checked(read_json(path), str(path))
     if kind_of(raw, str(path)) != "deepspeed":
         raise problem(f"{source.label}: {key}", f"{path} is no DeepSpeed configuration", "correct the path")
-    return Source(str(path), "deepspeed", raw, path.parent)
+    return Source(shown_path(path), "deepspeed", raw, path.parent)
 
 
 # --- translating -----------------------------------------------------------------------------------------------------

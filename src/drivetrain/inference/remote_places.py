@@ -18,8 +18,8 @@ from drivetrain.runtime.store_cache import bucket_of, local_path, store_of
 def here(place: str | Path, checkpoints: Sequence[str] = ("best",), field: str = "RUN") -> Path:
     """Returns a place of this machine: the copy of what an address names, or the path itself. Raises UserError.
 
-    checkpoints: of a run that was mirrored there: best, last, or names. They are copied beside the run file, report,
-    events, samples and scores, which is all that is copied where there are none.
+    checkpoints: of a run that was mirrored there: best, last, all, before-STEP, or names. They are copied beside the
+    run file, report, events, samples and scores, which is all that is copied where there are none.
     """
     address = store_address(place)
     if address is None:
@@ -38,3 +38,8 @@ def here(place: str | Path, checkpoints: Sequence[str] = ("best",), field: str =
         raise problem(field, str(error), fix) from None
     except OSError as error:
         raise problem(field, f"{address} cannot be kept here: {last_line(error)}", "make room") from None
+
+
+def checkpoint_here(checkpoint: str) -> str:
+    """Returns best, last or a folder of this machine: the copy of a checkpoint that is named by its address."""
+    return checkpoint if store_address(checkpoint) is None else str(here(checkpoint, field="--checkpoint"))

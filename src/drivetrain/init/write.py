@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from drivetrain.config.location import store_address
+from drivetrain.data.remote_sources import fetch
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.init.catalogue import FOLDER, recipe
 from drivetrain.init.data_kinds import kind_of
 from drivetrain.init.fit import fitted
 from drivetrain.runtime.atomic_file import write_whole
+from drivetrain.runtime.notices import notify
 
 USUAL = "digits"  # whose data come with scikit-learn
 
@@ -39,9 +42,14 @@ def written(
         files, decisions = _as_it_is(name or USUAL, to)
         has_data = name in (None, "digits", "digits-small-lr")
     else:
-        made = fitted(kind_of(data, text_column, label_column), name, str(to.with_suffix("")))
+        address = store_address(data)
+        copy = data if address is None else fetch(address, "--data", notify)
+        made = fitted(kind_of(copy, text_column, label_column), name, str(to.with_suffix("")))
         files = {to: made.text, **{to.with_name(f"{to.stem}{end}"): text for end, text in made.beside.items()}}
         decisions, has_data = made.decisions, True
+        if address is not None:  # the run file keeps it, so that it starts on another machine as it is
+            files = {file: text.replace(str(copy), address) for file, text in files.items()}
+            decisions = [line.replace(str(copy), address) for line in decisions]
     _refuse_existing([] if overwrite else list(files))
     for file, text in files.items():
         try:

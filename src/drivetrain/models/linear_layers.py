@@ -27,7 +27,7 @@ def plain_layers(model: nn.Module, skip: Collection[str] = ()) -> list[list[str]
     return list(found.values())
 
 
-def replace(model: nn.Module, names: Sequence[str], make: Callable[[nn.Linear], nn.Linear]) -> None:
+def replace(model: nn.Module, names: Sequence[str], make: Callable[[nn.Linear], nn.Module]) -> None:
     """Replaces one layer in all its places, in place."""
     linear = model.get_submodule(names[0])
     assert isinstance(linear, nn.Linear)

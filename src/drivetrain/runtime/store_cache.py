@@ -61,6 +61,11 @@ def address_of(path: str) -> str | None:
     return f"{scheme}://{'/'.join(rest)}" if rest and scheme != RECORDS else None
 
 
+def shown_path(path: Path) -> str:
+    """Returns a path as its user knows it: a copy by its address."""
+    return address_of(str(path)) or str(path)
+
+
 def bucket_of(address: str) -> str:
     """Returns the beginning of an address that names a bucket, a host or a repository."""
     scheme, _, rest = address.partition("://")

@@ -19,7 +19,7 @@ def in_words(sample: Any) -> str:
     if isinstance(sample, list | tuple):
         return ", ".join(map(in_words, sample))
     if isinstance(sample, np.ndarray):
-        return in_words(torch.from_numpy(sample)) if sample.dtype.kind in "biuf" else _cut(sample)
+        return in_words(torch.tensor(sample)) if sample.dtype.kind in "biuf" else _cut(sample)
     return _tensor(sample) if isinstance(sample, Tensor) and not sample.is_complex() else _cut(sample)
 
 

@@ -54,7 +54,18 @@ FORMS: dict[str, Mapping[str, Any]] = {
         "rejected": [ASKED, BAD],
         "score_chosen": 8.0,
     },
+    "ultrafeedback, all answers": {
+        "instruction": "Hi",
+        "completions": [
+            {"model": "a", "response": "Go", "overall_score": 2.5},
+            {"model": "b", "response": "Hello", "overall_score": 8},
+            {"model": "c", "response": "Hm", "overall_score": 4.0},
+        ],
+    },
+    "answers and scores": {"prompt": "Hi", "responses": ["Hm", "Hello", "Go"], "scores": [0, 1, -1]},
+    "scored messages": {"prompt": [ASKED], "completions": [[BAD], [GOOD]], "scores": [0.1, 0.7]},
 }
+SCORED = FORMS["answers and scores"]
 
 
 def read(folder: Path, rows: list[Mapping[str, Any]], **source: Any) -> tuple[list[Conversation], list[str]]:
@@ -96,6 +107,14 @@ def test_columns_may_have_other_names(tmp_path: Path) -> None:
     assert pair.messages[-1].content == "Hello"
 
 
+def test_columns_of_scored_answers_may_have_other_names(tmp_path: Path) -> None:
+    rows = [{"question": "Hi", "given": ["Hello", "Go"], "marks": [2, 1]}]
+    named = {"prompt": "question", "completions": "given", "scores": "marks"}
+    for more in ({}, {"formatting": "trl"}):
+        [pair], _ = read(tmp_path, rows, columns=named, **more)
+        assert (pair.messages[-1].content, pair.rejected[-1].content) == ("Hello", "Go")
+
+
 @pytest.mark.parametrize(
     ("name", "row", "why"),
     [
@@ -132,6 +151,13 @@ def test_columns_may_have_other_names(tmp_path: Path) -> None:
             {"prompt": 3, "chosen": [GOOD], "rejected": [BAD]},
             "the prompt is a number, not a list of messages",
         ),
+        ("answers and scores", {**SCORED, "scores": [1, 1, 1]}, "3 answers with the same score"),
+        ("answers and scores", {**SCORED, "scores": [1, 2]}, "it has 3 answers and 2 scores"),
+        ("answers and scores", {**SCORED, "scores": [1, None, 2]}, "the score of answer 2 is 'None', no finite number"),
+        ("answers and scores", {**SCORED, "responses": ["Hi"], "scores": [1]}, "nothing beside it to compare with"),
+        ("answers and scores", {**SCORED, "responses": "Hi"}, "responses is a text, not a list of answers"),
+        ("answers and scores", {**SCORED, "responses": ["Hm", "Go", "Go"]}, "the same: there is nothing to prefer"),
+        ("answers and scores", {**SCORED, "responses": ["Hm", "Hello", 3]}, "rejected is a number, not a text"),
     ],
 )
 def test_what_is_no_pair_is_named(tmp_path: Path, name: str, row: Mapping[str, Any], why: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivetrain.data.language import chat, shape_renderings
+from drivetrain.data.language import shape_renderings, template_renderer
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.shape_renderings import LookedIntoError, Mark, ShapeRenderings
@@ -136,4 +136,4 @@ def test_a_mark_refuses_to_be_looked_into(look: str) -> None:
 
 
 def test_the_compiler_that_shapes_need_is_there() -> None:
-    assert chat.compile_template is not None
+    assert template_renderer.compile_template is not None

@@ -162,6 +162,32 @@ def test_a_standstill_is_reported_before_it_ends_the_run(
     assert "samples of the" in capsys.readouterr().err
 
 
+def test_ranks_that_move_because_another_machine_ended_theirs_are_reported_as_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other machine reports the hang and ends its ranks just when this one looks whether its own go on."""
+    monkeypatch.setattr("drivetrain.launch.diagnostics.watchdog.ask", lambda *_: {})
+    run, problems = load_run(prepared(tmp_path) / "run.yaml", [f"output={tmp_path / 'run'}", "hang_seconds=8"])
+    assert run is not None, problems
+    reported: list[str] = []
+    monkeypatch.setattr(Meeting, "hang", lambda _: reported[0] if reported else "")
+    watch = Watch(tmp_path, run, Meeting(run, Node()))
+    _heart = Heart(pulse_file(tmp_path, 0))
+
+    def ended_elsewhere(rows: list[Row], running: Any) -> bool:
+        del rows, running
+        reported.append("hang: rank 1 is stopped")
+        return True
+
+    monkeypatch.setattr(watch, "_goes_on", ended_elsewhere)
+    monkeypatch.setattr("drivetrain.launch.diagnostics.watchdog.kill", lambda _: None)
+    start = time.monotonic() + 1
+    for seconds in range(0, 9, 4):
+        watch._look(start + seconds)
+    assert watch.hang is not None
+    assert "samples of the" in capsys.readouterr().err
+
+
 # --- who is named ----------------------------------------------------------------------------------------------------
 
 
@@ -219,7 +245,36 @@ def test_a_loaders_process_that_was_stopped_is_named_with_its_rank() -> None:
     assert blame([reducing(0, 7), stuck]).endswith("its process 77 is in state stopped")
 
 
-def test_the_table_has_a_row_a_rank_and_the_file_their_stacks() -> None:
+def test_ranks_that_stand_in_one_place_share_a_row_and_a_stack() -> None:
+    rows = [reducing(rank, 7) for rank in (*range(64), 65)] + [replace(reducing(66, 7), seconds=9.0)]
+    rows = [replace(each, standing=replace(each.standing, stacks="  in forward")) for each in rows]
+    rows.append(row(64, part="data", stacks="  in the loader"))
+    shown = " ".join(table(rows).split())
+    assert "0-63, 65, 66 │ 66 on here" in shown
+    assert "64 │ 1064 on here │ waits │ step 12, data" in shown
+    assert table(rows).count("model.py:7 f") == 2, "a row a place"
+    assert re.search(r"9 to \d+ s", shown)
+    full = in_full(rows)
+    assert full.count("in forward\n") == full.count("in the loader\n") == 1
+    assert "ranks 0-63, 65, 66, waits, in step" in full
+    assert "rank 33: process 1033 on here" in full, "the process of each rank is kept"
+
+
+def test_two_ranks_of_one_place_have_their_processes_and_samples_beside_one_another() -> None:
+    lines = table([reducing(0, 7), reducing(1, 7)]).splitlines()
+    [first] = [number for number, line in enumerate(lines) if "1000 on here" in line]
+    assert "0, 1" in lines[first]
+    assert "4, 5" in lines[first]
+    assert "1001 on here" in lines[first + 1]
+    assert "4, 5" in lines[first + 1]
+
+
+def test_many_ranks_without_an_order_are_counted() -> None:
+    rows = [reducing(rank, 7) for rank in range(0, 100, 2)]
+    assert blame(rows).startswith("ranks 0, 2, 4, 6, 8, 10, 12, 14 and 42 more wait in the same place")
+
+
+def test_the_table_has_a_row_a_place_and_the_file_their_stacks() -> None:
     rows = [reducing(0, 7), row(1, "stopped", 61.0, stacks="thread MainThread:\n  here")]
     for word in ("1000 on here", "stopped (T)", "step 12, backward", "4, 5", "model.py:7 f", "c.py:1 call", "61 s"):
         assert word in table(rows)

@@ -18,6 +18,8 @@ from drivetrain.runtime.notices import Notify
 from drivetrain.runtime.object_store import ObjectStore, StoreError
 from drivetrain.runtime.run_folder import RunFolder
 
+BEFORE = "before-"
+
 
 def claimed(address: str, resume: bool, overwrite: bool, notify: Notify) -> tuple[ObjectStore, OwnIndex]:
     """Makes this process the writer of a mirror. Raises UserError if it is another's, holds
@@ -64,7 +66,7 @@ def restore(store: ObjectStore, index: Index, folder: RunFolder, notify: Notify)
 
 def fetch_run(address: str, folder: Path, checkpoints: Sequence[str], notify: Notify) -> None:
     """Copies the results of a mirrored run and some of its checkpoints into a folder of the cache, and removes there
-    what the run no longer has. checkpoints: best, last, or names.
+    what the run no longer has. checkpoints: best, last, all, before-STEP (the newest one before it), or names.
 
     Raises UserError if there is no run, and StoreError.
     """
@@ -89,16 +91,21 @@ def fetch_run(address: str, folder: Path, checkpoints: Sequence[str], notify: No
 
 
 def _wanted(index: Index, checkpoints: Sequence[str]) -> list[Complete]:
+    if "all" in checkpoints:
+        return [*index.checkpoints]
     found = [each for name in checkpoints if (each := _named(index, name)) is not None]
     return list({each.step: each for each in found}.values())
 
 
 def _named(index: Index, checkpoint: str) -> Complete | None:
-    """Returns the checkpoint that is best, the last one or of this name; None if there is none."""
+    """Returns the checkpoint that is best, the last one, the last before a step, or of this name; None for none."""
     if checkpoint == "last":
         return index.newest
     if checkpoint == "best":
         return _best_of(index, index.newest) or index.newest
+    if (step := checkpoint.removeprefix(BEFORE)) != checkpoint and step.isdecimal():
+        earlier = [each for each in index.checkpoints if each.step < int(step)]
+        return max(earlier, key=lambda each: each.step, default=None)
     return next((each for each in index.checkpoints if f"step-{each.step:08d}" == Path(checkpoint).name), None)
 
 

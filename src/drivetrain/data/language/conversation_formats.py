@@ -27,6 +27,7 @@ from drivetrain.data.language.row_schema import (
     optional_text,
     truth,
 )
+from drivetrain.data.language.scored_rows import with_best_and_worst
 from drivetrain.data.language.sharegpt import read_sharegpt
 from drivetrain.data.language.tool_calls import read_tools
 from drivetrain.data.language.trl_rows import read_trl, with_prompt
@@ -93,6 +94,8 @@ def _read_pair(row: Mapping[str, Any], form: RowSchema, where: str, replace: Map
 
     Of the messages that both sides have, none is trained: what is learned begins where they differ.
     """
+    if form.scored:
+        row, form = with_best_and_worst(row, form)
     if form.formatting == "trl":
         row = with_prompt(row, form)
     sides = []
@@ -168,10 +171,13 @@ def _check_can_be_written(messages: Sequence[Message], tools: Sequence[Mapping[s
             raise RowError(f"a call or a tool cannot be written as JSON: {error}") from None
 
 
+OF_PREFERENCES = ("chosen", "rejected", "completions", "scores", "kto_tag", "margin")
+
+
 def check_names(form: RowSchema, replace: Mapping[str, str], field: str) -> None:
     """Raises UserError for columns and tags that the format does not have, and for an invalid placeholder."""
     problems = []
-    known = {"columns": (*USED[form.formatting], "chosen", "rejected", "kto_tag", "margin"), "tags": tuple(TAGS)}
+    known = {"columns": (*USED[form.formatting], *OF_PREFERENCES), "tags": tuple(TAGS)}
     for block, given in {"columns": form.columns, "tags": form.tags}.items():
         for name in given:
             if name not in known[block]:

@@ -73,6 +73,7 @@ class RowSchema:
 
     by_usual_names: no column was named: all are read, by their usual names, in every row that has them. ranking:
     preference data, of which the column `chosen` is the reply. pairs: the column `rejected` is read beside it.
+    scored: several answers with a score each stand in the column `completions`, in place of a pair's two columns.
     labels: the column `kto_tag` distinguishes replies to learn from those to avoid.
     default_system: the system message of rows that have none.
     """
@@ -85,22 +86,31 @@ class RowSchema:
     by_usual_names: bool = False
     pairs: bool = False
     labels: bool = False
+    scored: bool = False
 
     @cached_property
     def required(self) -> dict[str, str]:
         """Returns the columns that a row must have, as in `columns`."""
         names = [name for name in REQUIRED[self.formatting] if not (self.ranking and name == "response")]
-        names += ["chosen"] if self.ranking else []
-        names += ["rejected"] if self.pairs else []
+        if self.scored:
+            names += ["completions"]
+        else:
+            names += ["chosen"] if self.ranking else []
+            names += ["rejected"] if self.pairs else []
         names += ["kto_tag"] if self.labels else []
-        defaults = {**COLUMNS[self.formatting], "chosen": "chosen", "rejected": "rejected", "kto_tag": "label"}
-        return {name: self.columns.get(name, defaults[name]) for name in names}
+        defaults = {**COLUMNS[self.formatting], "kto_tag": "label"}
+        return {name: self.columns.get(name, defaults.get(name, name)) for name in names}
 
     @cached_property
     def sides(self) -> tuple[RowSchema, RowSchema]:
         """Returns the schemas by which each side of a pair is read: the second takes the rejected answer as reply."""
         answers = {**self.columns, "chosen": self.required["rejected"]}
         return replace(self, pairs=False), replace(self, pairs=False, columns=answers)
+
+    @cached_property
+    def unscored(self) -> RowSchema:
+        """Returns the schema of the pairs that are made of scored answers."""
+        return replace(self, scored=False)
 
     @cached_property
     def named(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from drivetrain.data.branches import Sample, shared_tokens
+from drivetrain.data.branches import Sample, shared_of_all, shared_tokens
 
 
 class Tokenised(Protocol):
@@ -106,7 +106,7 @@ class PairSamples:
     @cached_property
     def shared(self) -> np.ndarray:
         """Returns how many first tokens the sides of each pair share, (N,)."""
-        return np.array([self.load(index, 0).shared for index in range(len(self))], dtype=np.int64)
+        return shared_of_all(self.chosen, self.rejected)
 
     def load(self, index: int, epoch: int) -> Pair:
         known = None if self.reference is None else np.array(self.reference[index])

@@ -20,27 +20,25 @@ from drivetrain.data.json_rows import BrokenRows
 from drivetrain.data.language.conversation_formats import (
     check_columns,
     check_names,
-    guess_formatting,
     read_conversation,
     read_conversations,
 )
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.documents import Text, stored_texts
 from drivetrain.data.language.registry import Entry, find, read_registry
-from drivetrain.data.language.row_schema import PREFERENCE, RowError, RowSchema, check_utf8, kind
+from drivetrain.data.language.row_forms import LOOKED_AT, form_of, keys_of, text_column_of
+from drivetrain.data.language.row_schema import RowError, RowSchema, check_utf8, kind
 from drivetrain.data.language.stored_conversations import stored_conversations
 from drivetrain.data.language.stored_rows import taken
-from drivetrain.data.language.trl_rows import is_trl
 from drivetrain.data.long_text import LongText
 from drivetrain.data.row_blocks import BlockRows, RowFile
 from drivetrain.data.rows import HubPart, Rows, large_files, open_rows, refuse_hub_choices
 from drivetrain.data.streams.shard_rows import ShardRows, open_shards
 from drivetrain.data.streams.shards import RowsShard
 from drivetrain.data.tables import may_be_hub_id
-from drivetrain.errors import Problem, UserError, problem, together
+from drivetrain.errors import Problem, UserError, together
 
 T = TypeVar("T")
-LOOKED_AT = 20  # first rows, from which a format is guessed
 AT_ONCE = 1_000  # rows read together
 SHOWN = 5
 
@@ -224,13 +222,13 @@ def _opened(
     asked = [count for count in (source.samples, entry.num_samples if entry else None) if count is not None]
     samples = min(asked, default=None)
     if kind == "texts":
-        column = _text_column(source, entry, rows, field)
+        column = text_column_of(source, entry, rows, field)
         return OpenSet(name, source, rows, None, column, samples, files=files, cache=data.cache)
-    form = replace(_form(source, entry, rows, field, kind), default_system=data.system)
+    form = replace(form_of(source, entry, rows, field, kind), default_system=data.system)
     unseen: list[str] = []
     if data.stream:
         check_names(form, source.replace, field)
-        unseen = check_columns(form, list(_keys(rows)), field, form.required)
+        unseen = check_columns(form, list(keys_of(rows)), field, form.required)
     return OpenSet(name, source, rows, form, samples=samples, unseen=unseen, files=files, cache=data.cache)
 
 
@@ -266,75 +264,6 @@ def _entry(source: DataSource, registry: Mapping[str, Entry], field: str) -> Ent
     if not registry or (source.path not in registry and elsewhere):
         return None
     return find(registry, source.path, field)
-
-
-def _form(source: DataSource, entry: Entry | None, rows: Rows, field: str, kind: SampleKind) -> RowSchema:
-    fix = "give workload.stage=pretrain"
-    if source.formatting == "text":
-        raise problem(field, f"{source.path} holds texts, no conversations", fix)
-    columns = {**(entry.columns if entry else {}), **source.columns}
-    tags = {**(entry.tags if entry else {}), **source.tags}
-    pairs, labels = kind == "pairs", kind == "labelled"
-    if "kto_tag" in columns and not labels:
-        why = f"its column {columns['kto_tag']} distinguishes replies to learn from those to avoid (KTO)"
-        fix = "give workload.stage: kto, or leave out the rows that are to be avoided, and columns.kto_tag"
-        raise problem(field, f"{source.path}: {why}", fix)
-    if source.formatting != "auto":
-        ranking, usual = entry is not None and entry.ranking, entry is None and not columns
-        ranking = ranking or pairs or source.formatting == "trl"
-        return RowSchema(source.formatting, columns, tags, ranking, by_usual_names=usual, pairs=pairs, labels=labels)
-    if entry is not None:
-        return RowSchema(entry.formatting, columns, tags, entry.ranking or pairs, pairs=pairs, labels=labels)
-    first = rows.read(0, LOOKED_AT)
-    if pairs:
-        return _form_of_pairs(first, columns, tags, source.path, field)
-    if labels and not {"messages", "prompt"} & columns.keys() and any("completion" in row for row in first):
-        named = {"chosen": columns.get("response", "completion"), **columns}
-        return RowSchema("trl", named, tags, ranking=True, labels=True)
-    try:
-        return replace(guess_formatting(first, field, source.path, columns, tags), labels=labels)
-    except UserError:
-        if not any(isinstance(row.get("text"), str | LongText) for row in first):
-            raise
-        why = f"{source.path} holds texts, and no conversations of a format that is known"
-        raise problem(field, why, f"{fix}, or formatting and columns") from None
-
-
-def _form_of_pairs(
-    first: Sequence[Mapping[str, Any]], columns: Mapping[str, str], tags: Mapping[str, str], path: str, field: str
-) -> RowSchema:
-    keys = dict.fromkeys(key for row in first for key in row)
-    lacking = [name for name in PREFERENCE if columns.get(name, name) not in keys]
-    if lacking:
-        why = f"rows of {path} have {', '.join(keys) or 'nothing'}: no column {' or '.join(map(repr, lacking))}"
-        fix = "name them, columns: {chosen: ..., rejected: ...}, or give workload.stage: sft for one reply a row"
-        raise problem(field, f"{why} of a pair of answers", fix)
-    if is_trl(first, columns):
-        return RowSchema("trl", columns, tags, ranking=True, pairs=True)
-    return replace(guess_formatting(first, field, path, columns, tags), ranking=True, pairs=True)
-
-
-def _text_column(source: DataSource, entry: Entry | None, rows: Rows, field: str) -> str:
-    """Returns the column of texts, which LLaMA-Factory calls the prompt."""
-    if source.formatting not in ("auto", "text"):
-        why = f"{source.path} holds conversations ({source.formatting}), no texts"
-        raise problem(field, why, "give workload.stage=sft")
-    if source.replace:
-        raise problem(field, f"{source.path} holds texts, in which nothing is replaced", "leave replace out")
-    columns = {**(entry.columns if entry else {}), **source.columns}
-    unknown = sorted(columns.keys() - {"text", "prompt"})
-    if unknown:
-        raise problem(field, f"{source.path}: texts have no column {unknown[0]}", "give columns: {text: its name}")
-    column = columns.get("text") or columns.get("prompt") or "text"
-    keys = _keys(rows)
-    if column not in keys:
-        why = f"no row of {source.path} has the column {column!r}; there are {', '.join(keys) or 'none'}"
-        raise problem(field, why, "give columns: {text: its name}, or workload.stage=sft if these are conversations")
-    return column
-
-
-def _keys(rows: Rows) -> dict[str, None]:
-    return dict.fromkeys(key for row in rows.read(0, LOOKED_AT) for key in row)
 
 
 def _texts(opened: OpenSet) -> tuple[list[Text], list[BadRow]]:

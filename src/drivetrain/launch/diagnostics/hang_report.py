@@ -1,10 +1,10 @@
-"""Reports ranks that do not go on: a row each, and which of them the others wait for."""
+"""Reports ranks that do not go on: a row for each place where they stand, and which of them the others wait for."""
 
 from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -27,6 +27,8 @@ STATES: dict[State, str] = {
 }
 _BLAMED: tuple[State, ...] = ("gone", "stopped", "traced", "disk", "silent")
 WIDTH = 160
+FEW = 4  # ranks of one place whose processes and samples are listed
+MOST_RANGES = 24  # of ranks, in a cell
 
 
 @dataclass(frozen=True)
@@ -147,10 +149,24 @@ def _at(row: Row) -> str:
     return f" at {row.standing.own}" if row.standing.own else ""
 
 
-def ranks(rows: Sequence[Row]) -> str:
-    numbers = [str(row.rank) for row in rows]
-    shown = ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
-    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
+def ranks(rows: Sequence[Row], most: int = 8) -> str:
+    """Returns "rank 3", or "ranks 0-63, 65 and 9 more" where there are more than so many ranges."""
+    found = _ranges(sorted(row.rank for row in rows))
+    left = sum(last - first + 1 for first, last in found[most:])
+    shown = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found[:most])
+    return f"rank{'s' if len(rows) > 1 else ''} {shown}" + (f" and {left} more" if left else "")
+
+
+def _ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Returns the first and last of each run of three or more consecutive numbers, and each other number twice."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    pairs = ([(run[0], run[-1])] if len(run) > 2 else [(each, each) for each in run] for run in runs)
+    return [pair for each in pairs for pair in each]
 
 
 def _are(rows: Sequence[Row]) -> str:
@@ -166,16 +182,15 @@ def _s(rows: Sequence[Row]) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Returns a table of which rank waits where, as text."""
+    """Returns a table of which ranks wait where, as text: a row for each place, with all ranks that stand there."""
     drawn = Table(show_lines=True)
-    for name in ("rank", "process", "state", "where", "samples of the batch", "waits in", "at", "innermost", "still"):
-        drawn.add_column(name, overflow="fold", justify="right" if name in ("rank", "still") else "left")
-    for row in rows:
-        pulse, found = row.pulse, row.standing
-        more = f", … ({pulse.batch_size})" if pulse.batch_size > len(pulse.batch) else ""
-        batch = ", ".join(map(str, pulse.batch)) + more
-        cells = [str(row.rank), f"{pulse.process} on {row.host}", STATES[row.state], pulse.where, batch]
-        cells += [found.waits_in, found.own, found.inner, f"{row.seconds:.0f} s"]
+    for name in ("ranks", "process", "state", "where", "samples of the batch", "waits in", "at", "innermost", "still"):
+        drawn.add_column(name, overflow="fold", justify="right" if name in ("ranks", "still") else "left")
+    for group in _alike(rows, _place):
+        first, found = group[0], group[0].standing
+        numbers = ranks(group, MOST_RANGES).partition(" ")[2]
+        cells = [numbers, _processes(group), STATES[first.state], first.pulse.where, _samples(group)]
+        cells += [found.waits_in, found.own, found.inner, _still(group)]
         drawn.add_row(*(Text(cell) for cell in cells))
     console = Console(file=io.StringIO(), width=WIDTH)
     console.print(drawn)
@@ -183,13 +198,53 @@ def table(rows: Sequence[Row]) -> str:
     return text
 
 
-def in_full(rows: Sequence[Row]) -> str:
-    """Returns the table, and for each rank its stacks and all collectives under way."""
-    reported = [blame(rows), "", table(rows)]
+def _alike(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> list[list[Row]]:
+    """Returns the rows of each key, in the order of their first ones."""
+    found: dict[Hashable, list[Row]] = {}
     for row in rows:
-        found = row.standing
-        who = f"rank {row.rank}, process {row.pulse.process} on {row.host}"
-        reported += [f"{who}, {STATES[row.state]}, in {row.pulse.where}"]
-        reported += [f"under way: {each}" for each in found.pending]
-        reported += [*found.children, found.stacks or "it did not answer with its stack", ""]
+        found.setdefault(key(row), []).append(row)
+    return list(found.values())
+
+
+def _place(row: Row) -> Hashable:
+    found = row.standing
+    return row.state, row.pulse.where, found.waits_in, found.own, found.inner
+
+
+def _processes(group: Sequence[Row]) -> str:
+    if len(group) <= FEW:
+        return "\n".join(f"{row.pulse.process} on {row.host}" for row in group)
+    hosts = len({row.host for row in group})
+    return f"{len(group):,} on {f'{hosts:,} machines' if hosts > 1 else group[0].host}"
+
+
+def _samples(group: Sequence[Row]) -> str:
+    """Returns the first samples of each rank's batch, a line a rank; those of many ranks would hide the places."""
+    if len(group) > FEW:
+        return ""
+    lines = []
+    for pulse in (row.pulse for row in group):
+        more = f", … ({pulse.batch_size})" if pulse.batch_size > len(pulse.batch) else ""
+        lines.append(", ".join(map(str, pulse.batch)) + more)
+    return "\n".join(lines)
+
+
+def _still(group: Sequence[Row]) -> str:
+    shortest, longest = (f"{chosen(row.seconds for row in group):.0f}" for chosen in (min, max))
+    return f"{longest} s" if shortest == longest else f"{shortest} to {longest} s"
+
+
+def in_full(rows: Sequence[Row]) -> str:
+    """Returns the table, for each place its stacks and all collectives under way, and the process of each rank."""
+    reported = [blame(rows), "", table(rows)]
+    for group in _alike(rows, lambda row: (_place(row), *row.standing.pending, *row.standing.children, _stacks(row))):
+        first = group[0]
+        reported += [f"{ranks(group, len(group))}, {STATES[first.state]}, in {first.pulse.where}"]
+        reported += [f"under way: {each}" for each in first.standing.pending]
+        reported += [*first.standing.children, _stacks(first), ""]
+    reported += [f"rank {row.rank}: process {row.pulse.process} on {row.host}" for row in rows]
     return "\n".join(reported)
+
+
+def _stacks(row: Row) -> str:
+    return row.standing.stacks or "it did not answer with its stack"

@@ -103,9 +103,9 @@ class Watch:
         """Reports which rank waits where, and ends the ranks. Their launcher sees that, and reads the reason."""
         own = self._rows(running, True)
         rows = sorted([*own, *self._others(own)], key=lambda row: row.rank)
-        # another machine's ranks may be ended by now, and ours with them
-        seen_elsewhere = bool(self._meeting.hang())
-        if not seen_elsewhere and (self._over.is_set() or self._goes_on(rows, running)):  # since they were asked
+        goes_on = self._over.is_set() or self._goes_on(rows, running)  # since they were asked
+        # another machine that sees the hang too says so before it ends its ranks, which ours notice: asked after them
+        if goes_on and not self._meeting.hang():
             return
         kept = self._keep(in_full(rows))
         _say(f"{table(rows)}{f'With stacks in {kept}' if kept else ''}")
