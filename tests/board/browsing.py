@@ -93,3 +93,25 @@ def begin(page: Any, recipe: str = "digits") -> None:
 def visit(page: Any, place: str) -> None:
     """Follows a link within the page."""
     page.goto(f"{page.url.split('#')[0]}{place}")
+
+
+def yaml_of(page: Any) -> str:
+    """Returns the text in the editor of YAML, once it is there."""
+    page.wait_for_selector("#yaml")
+    return str(page.evaluate("document.querySelector('[data-editor]').view.state.doc.toString()"))
+
+
+def write_yaml(page: Any, text: str) -> None:
+    """Pastes a text over all that is in the editor of YAML."""
+    page.click("#yaml")
+    page.keyboard.press("Control+a")
+    page.evaluate(
+        """(text) => {
+          const clipboardData = new DataTransfer();
+          clipboardData.setData("text/plain", text);
+          const content = document.querySelector("[data-editor]").shadowRoot.querySelector("#yaml");
+          content.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
+        }""",
+        text,
+    )
+    assert yaml_of(page) == text

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.board.browsing import begin, until
+from tests.board.browsing import begin, until, write_yaml, yaml_of
 
 
 def test_an_error_is_shown_at_its_field_and_start_waits_for_it(page: Any) -> None:
@@ -25,16 +25,16 @@ def test_an_error_is_shown_at_its_field_and_start_waits_for_it(page: Any) -> Non
 def test_form_and_yaml_are_one_and_comments_stay(page: Any) -> None:
     begin(page)
     page.click("[data-tab=yaml]")
-    text = page.input_value("#yaml")
-    page.fill("#yaml", text.replace("batch_size: 64", "batch_size: 32  # small"))
+    text = yaml_of(page)
+    write_yaml(page, text.replace("batch_size: 64", "batch_size: 32  # small"))
     page.click("[data-tab=form]")
     until(page, lambda: page.input_value("#field-batch_size") == "32")
     page.fill("#field-seed", "7")
     page.click("[data-tab=yaml]")
-    until(page, lambda: "seed: 7" in page.input_value("#yaml"))
-    text = page.input_value("#yaml")
+    until(page, lambda: "seed: 7" in yaml_of(page))
+    text = yaml_of(page)
     assert "batch_size: 32  # small" in text
-    page.fill("#yaml", f"{text}\nbatchsize: 3\n")
+    write_yaml(page, f"{text}\nbatchsize: 3\n")
     page.wait_for_selector("#problems .note.bad:has-text('batchsize')")  # an unknown key is an error
 
 
@@ -47,7 +47,7 @@ def test_a_block_is_switched_on_and_off_while_another_field_has_an_error(page: A
     page.uncheck("#field-adapter")
     page.wait_for_selector("#field-adapter-rank", state="detached")
     page.click("[data-tab=yaml]")
-    until(page, lambda: "adapter" not in page.input_value("#yaml"))
+    until(page, lambda: "adapter" not in yaml_of(page))
 
 
 def test_every_field_is_found_by_search(page: Any) -> None:
@@ -107,7 +107,7 @@ def test_edits_are_kept_while_the_server_cannot_be_reached(page: Any) -> None:
     page.context.set_offline(False)
     page.wait_for_selector("[data-ready]")
     page.click("[data-tab=yaml]")
-    text = page.input_value("#yaml")
+    text = yaml_of(page)
     assert "batch_size: 48" in text
     assert "seed: 9" in text
 
@@ -127,6 +127,34 @@ def test_a_configuration_of_other_software_is_imported_by_upload(page: Any, tmp_
     until(page, lambda: page.input_value("#field-name") == "llama")
     assert float(page.input_value("#field-optimizer-lr")) == 1e-4
     page.click("[data-tab=yaml]")
-    assert "# Imported from llama.yaml" in page.input_value("#yaml")
+    assert "# Imported from llama.yaml" in yaml_of(page)
     page.reload()
-    until(page, lambda: "# Imported from llama.yaml" in page.input_value("#yaml"))
+    until(page, lambda: "# Imported from llama.yaml" in yaml_of(page))
+
+
+def test_the_editor_is_loaded_with_its_tab_alone_and_keeps_the_cursor(page: Any) -> None:
+    loaded: list[str] = []
+    page.on("request", lambda request: loaded.append(request.url))
+    begin(page)
+    assert not any("codemirror" in url for url in loaded)
+    page.click("[data-tab=yaml]")
+    text = yaml_of(page)
+    assert sum(url.endswith("/codemirror.js") for url in loaded) == 1
+    assert page.locator(".cm-lineNumbers .cm-gutterElement:visible").count() >= text.count("\n")
+    page.click("#yaml")
+    page.keyboard.press("Control+Home")
+    page.keyboard.type("# mine ", delay=40)  # slower than a check: its answers come in between
+    page.wait_for_timeout(1500)
+    page.keyboard.type("and yours\n")
+    assert yaml_of(page) == f"# mine and yours\n{text}"
+    page.keyboard.press("Control+z")
+    assert yaml_of(page) != f"# mine and yours\n{text}"
+
+
+def test_a_plain_field_is_there_where_the_editor_cannot_be_loaded(page: Any) -> None:
+    page.route("**/vendor/codemirror.js", lambda route: route.abort())
+    begin(page)
+    page.click("[data-tab=yaml]")
+    page.fill("textarea#yaml", page.input_value("textarea#yaml").replace("batch_size: 64", "batch_size: 16"))
+    page.click("[data-tab=form]")
+    until(page, lambda: page.input_value("#field-batch_size") == "16")

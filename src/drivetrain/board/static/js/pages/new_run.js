@@ -9,6 +9,7 @@ import { FullCheck } from "../full_check.js";
 import { Copy, Failure, Loading, Note, Problems, Said, Tabs, useAnswer } from "../parts.js";
 import { go, route, settle } from "../route.js";
 import { useStore } from "../store.js";
+import { YamlEditor } from "../yaml_editor.js";
 
 export default function NewRun({ me }) {
   useStore(language);
@@ -33,7 +34,7 @@ export default function NewRun({ me }) {
     ${begun ? html`<div class="columns">
       <div>
         <${Tabs} label=${t("new.views")} value=${tab} options=${[["form", t("new.form")], ["yaml", t("new.yaml")], ["data", t("new.data")]]} onChoose=${(key) => settle({ tab: key })} />
-        ${tab === "yaml" ? html`<${Yaml} draft=${draft} state=${state} />` : tab === "data" ? html`<${DataPreview} state=${state} />` : !documented && !undocumented ? html`<${Loading} />` : html`<${Form} schema=${schema} draft=${draft} state=${state} wanted=${wanted} setWanted=${setWanted} />`}
+        ${tab === "yaml" ? html`<${YamlEditor} draft=${draft} yaml=${state.yaml} />` : tab === "data" ? html`<${DataPreview} state=${state} />` : !documented && !undocumented ? html`<${Loading} />` : html`<${Form} schema=${schema} draft=${draft} state=${state} wanted=${wanted} setWanted=${setWanted} />`}
       </div>
       <aside class="beside"><${Beside} draft=${draft} schema=${schema} state=${state} me=${me} find=${(path) => { settle({ tab: "form" }); setWanted(path); }} /></aside>
     </div>` : html`<p class="quiet">${t("new.begin")}</p>`}`;
@@ -58,13 +59,6 @@ function Folded({ title, load, look, ...given }) {
   const [Inner, setInner] = useState(null);
   const open = (event) => { if (event.target.open && !Inner) load().then((module) => setInner(() => module.default)); };
   return html`<details class=${`box ${look ?? ""}`} onToggle=${open}><summary><b>${title}</b></summary>${Inner ? html`<${Inner} ...${given} />` : null}</details>`;
-}
-
-function Yaml({ draft, state }) {
-  const [typed, setTyped] = useState(null);
-  return html`<label for="yaml" class="quiet small">${t("new.yaml_about")}</label>
-    <textarea id="yaml" class="code" rows="28" spellcheck=${false} value=${typed ?? state.yaml} aria-describedby="problems"
-      onInput=${(event) => { setTyped(event.target.value); draft.write(event.target.value); }} onBlur=${() => setTyped(null)}></textarea>`;
 }
 
 function Beside({ draft, schema, state, me, find }) {
