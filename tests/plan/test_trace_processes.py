@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from drivetrain.config.load import load
@@ -123,6 +125,37 @@ def test_the_end_of_a_search_ends_them_in_the_middle_of_a_trace(run_file: Path) 
         time.sleep(0.01)
     processes.close()
     assert [process.poll() is not None for process in processes._processes] == [True, True]
+
+
+def test_they_end_with_a_search_that_is_killed(run_file: Path, tmp_path: Path) -> None:
+    caller = f"""
+import sys, time
+from pathlib import Path
+from drivetrain.plan.estimate import Traced
+from drivetrain.plan.machines import cluster
+from drivetrain.plan.trace_processes import TraceProcesses
+from tests.plan.test_trace_processes import MACHINE, run_of
+processes = TraceProcesses(2)
+estimator = Traced(cluster(MACHINE), processes)
+estimator._spent = 1e9
+estimator.expect([run_of(Path({str(run_file)!r}), "engine=fsdp", "processes=2")])
+while len(processes._processes) < 2:
+    time.sleep(0.01)
+print(*(each.pid for each in processes._processes), flush=True)
+time.sleep(600)
+"""
+    (tmp_path / "caller.py").write_text(caller)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, str(tmp_path / "caller.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        pids = [int(each) for each in process.stdout.readline().split()]
+        process.kill()
+    deadline = time.monotonic() + 60
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(pids) == 2
+    assert not any(map(psutil.pid_exists, pids))
 
 
 def test_a_short_search_starts_none(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

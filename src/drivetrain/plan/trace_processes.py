@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from drivetrain.plan.deep_trace import Pairs, Tracer
 from drivetrain.plan.samples import Samples, repeated
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.runtime.hardware import usable_cores
+from drivetrain.runtime.signals import end_with_parent
 
 MOST = 4  # processes
 BYTES = 2**31  # of memory that is there for each: one takes half of it, and the data of the run
@@ -134,9 +136,7 @@ class TraceProcesses:
             if self._is_closed:
                 return None
             try:
-                process = subprocess.Popen(
-                    COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment, start_new_session=True
-                )
+                process = subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)
             except OSError:
                 return None
             self._processes.append(process)
@@ -168,6 +168,8 @@ def _received(process: subprocess.Popen[bytes]) -> Any:
 def work_off() -> None:
     """Traces what stands in the standard input, until that ends. Runs in a process of its own."""
     own_process()
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the search, which ends this
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print would stand between the answers
     with importing():
