@@ -158,7 +158,7 @@ def halved_on_one_rank() -> Iterator[None]:
 
 
 @contextmanager
-def copies_not_told_apart() -> Iterator[None]:
+def copies_not_reported_apart() -> Iterator[None]:
     def norm(self: MeshEngine, norms: Tensor, _: Any) -> Tensor:
         return self._ranks.sum((norms**2).sum()).sqrt()
 
@@ -167,7 +167,7 @@ def copies_not_told_apart() -> Iterator[None]:
 
 
 @contextmanager
-def losses_told_by_all() -> Iterator[None]:
+def losses_reported_by_all() -> Iterator[None]:
     with mock.patch.object(topology.MeshPosition, "tells_loss", True):
         yield
 
@@ -192,8 +192,8 @@ def a_micro_batch_lost() -> Iterator[None]:
 
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "halved on one rank": halved_on_one_rank,
-    "copies not told apart": copies_not_told_apart,
-    "losses told by all": losses_told_by_all,
+    "copies not reported apart": copies_not_reported_apart,
+    "losses reported by all": losses_reported_by_all,
     "samples counted by all": samples_counted_by_all,
     "a micro-batch lost": a_micro_batch_lost,
 }
