@@ -18,7 +18,7 @@ from drivetrain.config.workload import KINDS as WORKLOADS
 
 SOURCE = Path(drivetrain.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
-MOST_LINES = 350
+MOST_LINES = 330
 
 # from the ground up; a name stands for a file or a folder, and what shares a line shares a layer
 LAYERS = [

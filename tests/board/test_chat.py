@@ -18,7 +18,8 @@ from drivetrain.board import chat as module
 from drivetrain.board.board import Board
 from drivetrain.board.chat_memory import weights_bytes
 from drivetrain.board.devices import Device, free
-from drivetrain.board.entries import Claim, Ended, Entry, claimed, now, read_stop
+from drivetrain.board.entries import claimed, read_stop
+from drivetrain.board.records import Claim, Ended, Entry, now
 from drivetrain.inference.serve.app import Guards, application
 from drivetrain.inference.serve.metrics import Metrics
 from drivetrain.inference.serve.served import Served

@@ -11,7 +11,8 @@ import pytest
 
 from drivetrain.board import comparisons
 from drivetrain.board.board import OWN, Board
-from drivetrain.board.entries import Claim, Ended, claimed, now
+from drivetrain.board.entries import claimed
+from drivetrain.board.records import Claim, Ended, now
 from drivetrain.compare import kept
 from tests.board.boards import DIGITS, USERS, by, serving, write_run
 from tests.running_server import Running

@@ -16,8 +16,9 @@ import pytest
 
 from drivetrain.board import keeper
 from drivetrain.board.board import OWN, Board
-from drivetrain.board.entries import Asked, Claim, Ended, claimed, now, read_stop
+from drivetrain.board.entries import claimed, read_stop
 from drivetrain.board.queue import Queue
+from drivetrain.board.records import Asked, Claim, Ended, now
 from drivetrain.board.verbs import fixes, previewed
 from tests.board.boards import DIGITS, TOKEN, USERS, ask, by, serving
 from tests.running_server import Running

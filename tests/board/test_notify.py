@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from drivetrain.board.entries import Claim, Ended, Entries, claimed, now
+from drivetrain.board.entries import Entries, claimed
 from drivetrain.board.notify import Notifier, check_address
+from drivetrain.board.records import Claim, Ended, now
 from drivetrain.cli.app import app
 from drivetrain.errors import UserError
 from tests.board.test_queue import until, waiting

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from drivetrain.board.board import OWN
-from drivetrain.board.entries import Asked, Claim, Ended, Entries, claimed, now, read_stop
+from drivetrain.board.entries import Entries, claimed, read_stop
+from drivetrain.board.records import Asked, Claim, Ended, now
 from tests.board.boards import point, write_run
 from tests.board.browsing import begin, until, visit
 

@@ -16,20 +16,10 @@ import pytest
 from drivetrain.board import keeper
 from drivetrain.board import queue as module
 from drivetrain.board.devices import CPU, Device, environment, free
-from drivetrain.board.entries import (
-    LAUNCH,
-    LAUNCH_SECONDS,
-    NOT_STARTED,
-    Asked,
-    Claim,
-    Ended,
-    Entries,
-    Entry,
-    claimed,
-    now,
-)
+from drivetrain.board.entries import LAUNCH, LAUNCH_SECONDS, NOT_STARTED, Entries, claimed
 from drivetrain.board.keeper import TAKEN, keep
 from drivetrain.board.queue import Queue
+from drivetrain.board.records import Asked, Claim, Ended, Entry, now
 from tests.board.boards import DIGITS, FixedMachine, ask, serving
 
 

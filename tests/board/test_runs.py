@@ -16,8 +16,9 @@ import pytest
 from drivetrain.board.access import User
 from drivetrain.board.board import OWN, Board
 from drivetrain.board.curves import Curves
-from drivetrain.board.entries import Asked, Claim, Ended, claimed, now
+from drivetrain.board.entries import claimed
 from drivetrain.board.last_start import LastStarts
+from drivetrain.board.records import Asked, Claim, Ended, now
 from drivetrain.board.run_details import details
 from drivetrain.board.run_record import record_of
 from drivetrain.board.run_summary import EDGE

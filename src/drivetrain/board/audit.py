@@ -9,7 +9,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drivetrain.board.access import USER
-from drivetrain.board.entries import now
+from drivetrain.board.records import now
 from drivetrain.web.scopes import address_of
 
 LOOKS = ("/api/parse", "/api/edit", "/api/check", "/api/check/full", "/api/command")  # posts that change nothing

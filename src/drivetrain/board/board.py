@@ -10,12 +10,13 @@ from drivetrain.board import run_file
 from drivetrain.board.access import User
 from drivetrain.board.curves import Curves
 from drivetrain.board.detect import ThisMachine
-from drivetrain.board.entries import RUN_FILE, Asked, Entry, id_of, now
+from drivetrain.board.entries import RUN_FILE, id_of
 from drivetrain.board.feed import Feed
 from drivetrain.board.files import Uploads
 from drivetrain.board.foreign import axes_problems, foreign_problems, named_places
 from drivetrain.board.places import Places, followed
 from drivetrain.board.queue import Queue, digest_of, unknown_devices
+from drivetrain.board.records import Asked, Entry, now
 from drivetrain.board.runs import Runs
 from drivetrain.board.verbs import VerbProcess
 from drivetrain.config.run import RunConfig

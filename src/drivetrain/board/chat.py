@@ -20,8 +20,9 @@ from drivetrain.board.access import User
 from drivetrain.board.board import Board
 from drivetrain.board.chat_memory import refuse_without_room
 from drivetrain.board.devices import CHAT, CPU
-from drivetrain.board.entries import Entry, id_of
+from drivetrain.board.entries import id_of
 from drivetrain.board.jobs import checkpoint_of, queued
+from drivetrain.board.records import Entry
 from drivetrain.web.event_stream import event
 from drivetrain.web.refusals import Refusal
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from drivetrain.board.access import User
 from drivetrain.board.board import Board, refuse_others, same
-from drivetrain.board.entries import RUN_FILE, Asked, Entry, id_of, now
+from drivetrain.board.entries import RUN_FILE, id_of
 from drivetrain.board.queue import digest_of, unknown_devices
+from drivetrain.board.records import Asked, Entry, now
 from drivetrain.board.runs import size_of
 from drivetrain.config.axes import read_axes
 from drivetrain.errors import problem

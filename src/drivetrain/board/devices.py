@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from drivetrain.board.entries import TRAINING, Asked, Entry
+from drivetrain.board.records import TRAINING, Asked, Entry
 
 CPU = "cpu"
 CHAT = "serve"  # the verb of chats

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, ValidationError
 
-from drivetrain.board.entries import Record
+from drivetrain.board.records import Record
 from drivetrain.runtime.atomic_file import write_whole
 
 

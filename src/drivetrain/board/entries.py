@@ -19,146 +19,31 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shlex
 import shutil
 import signal
 import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
 import psutil
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from drivetrain.board.records import Asked, Claim, Ended, Entry, Launch, Record, State, Stop, now
 from drivetrain.runtime.atomic_file import write_whole
 
 ENTRY, LAUNCH, CLAIM, STOP, ENDED, LOG = (
     *("entry.json", "launch.json", "claim.json"),
     *("stop.json", "ended.json", "log.txt"),
 )
-RUN_FILE, OUTPUT, TEXTS = "run.yaml", "output.txt", "texts.txt"
+RUN_FILE, OUTPUT = "run.yaml", "output.txt"
 LAUNCH_SECONDS = 15.0  # in which a keeper that was started has claimed its entry
 SAME_START = 2.0  # seconds by which a process's start may seem to differ from one reading to the next
-State = Literal["queued", "running", "stopping", "completed", "interrupted", "failed", "refused", "cancelled", "lost"]
-READS_TEXTS = "--data=-"  # a word by which a verb reads texts from its input
-LIVE = ("queued", "running", "stopping")
-TRAINING = ("train", "compare")  # verbs of which one at a time takes the CPU
 NOT_STARTED = 126  # code of an entry whose process could not be started, as shells have it
 ENDS: dict[int, State] = {0: "completed", 2: "refused", 130: "interrupted", 143: "interrupted"}
-
-
-class Record(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
 R = TypeVar("R", bound=Record)
-
-
-class Asked(Record):
-    """A request of a user. words: of the command line, after `drivetrain`. count: devices, of the kind `device`."""
-
-    id: str
-    digest: str  # of what was asked, to tell a repeated request from another one with its key
-    verb: str
-    run: str
-    words: list[str]
-    owner: str
-    created: str
-    device: Literal["cpu", "cuda"] = "cpu"
-    count: int = 1
-    wanted: list[str] | None = None  # devices by name; None: any that are free
-    resume: bool = False
-
-
-class Launch(Record):
-    devices: list[str]
-    time: float
-
-
-class Claim(Record):
-    """Who took the entry. process, created: of the keeper, by which it is found again; None: it was cancelled."""
-
-    by: str
-    time: str
-    host: str = ""
-    process: int | None = None
-    created: float = 0.0
-    devices: list[str] = []
-
-
-class Stop(Record):
-    """now: at once, without saving."""
-
-    by: str
-    time: str
-    now: bool
-
-
-class Ended(Record):
-    """code: as a shell would show it; negative for the signal that ended the process. reason: why nothing started."""
-
-    code: int
-    time: str
-    reason: str | None = None
-
-
-class Entry(Record):
-    """An entry as it stands."""
-
-    asked: Asked
-    state: State
-    reason: str | None = None
-    claim: Claim | None = None
-    launch: Launch | None = None
-    ended: Ended | None = None
-
-    @property
-    def id(self) -> str:
-        return self.asked.id
-
-    @property
-    def command(self) -> str:
-        """The line that one would type."""
-        words = self.asked.words
-        return shlex.join(["drivetrain", *words]) + (f" < {TEXTS}" if READS_TEXTS in words else "")
-
-    @property
-    def is_live(self) -> bool:
-        return self.state in LIVE
-
-    @property
-    def devices(self) -> list[str]:
-        """The devices that it holds or will hold in a moment."""
-        if not self.is_live:
-            return []
-        taken = self.claim or self.launch
-        return [] if taken is None else taken.devices
-
-    def as_dict(self) -> dict[str, Any]:
-        asked, claim = self.asked, self.claim
-        return {
-            "id": self.id,
-            "verb": asked.verb,
-            "run": asked.run,
-            "owner": asked.owner,
-            "state": self.state,
-            "reason": self.reason,
-            "created": asked.created,
-            "started": claim.time if claim and claim.process else None,
-            "ended": self.ended.time if self.ended else None,
-            "code": self.ended.code if self.ended else None,
-            "devices": claim.devices if claim else [],
-            "wanted": {"devices": asked.wanted, "count": asked.count, "kind": asked.device},
-            "command": self.command,
-            "resume": asked.resume,
-        }
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class Entries:

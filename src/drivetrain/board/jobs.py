@@ -14,9 +14,10 @@ from typing import Any
 from drivetrain.board import run_file
 from drivetrain.board.access import User
 from drivetrain.board.board import Board, same
-from drivetrain.board.entries import OUTPUT, READS_TEXTS, TEXTS, Asked, Entry, id_of, now
+from drivetrain.board.entries import OUTPUT, id_of
 from drivetrain.board.files import allowed
 from drivetrain.board.queue import digest_of, unknown_devices
+from drivetrain.board.records import READS_TEXTS, TEXTS, Asked, Entry, now
 from drivetrain.board.runs import NAME
 from drivetrain.config.load import validate
 from drivetrain.errors import UserError

@@ -21,20 +21,8 @@ from types import FrameType
 
 import psutil
 
-from drivetrain.board.entries import (
-    ENDED,
-    ENTRY,
-    LOG,
-    NOT_STARTED,
-    OUTPUT,
-    TEXTS,
-    Asked,
-    Claim,
-    Ended,
-    claimed,
-    now,
-    read_stop,
-)
+from drivetrain.board.entries import ENDED, ENTRY, LOG, NOT_STARTED, OUTPUT, claimed, read_stop
+from drivetrain.board.records import TEXTS, Asked, Claim, Ended, now
 from drivetrain.runtime.atomic_file import write_whole
 
 POLL_SECONDS = 0.3

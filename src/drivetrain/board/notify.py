@@ -15,7 +15,8 @@ from queue import SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
-from drivetrain.board.entries import Entries, Entry
+from drivetrain.board.entries import Entries
+from drivetrain.board.records import Entry
 from drivetrain.errors import UserError, problem, shown
 
 LOG = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ from pydantic import ConfigDict, Field, ValidationError
 from drivetrain.board import keeper
 from drivetrain.board.devices import Device, devices, environment, free, lane_of
 from drivetrain.board.entries import LOG as ENTRY_LOG
-from drivetrain.board.entries import Asked, Entries, Entry, Record, tail
+from drivetrain.board.entries import Entries, tail
+from drivetrain.board.records import Asked, Entry, Record
 from drivetrain.errors import problem
 from drivetrain.runtime.atomic_file import write_whole
 

@@ -11,7 +11,8 @@ from fastapi.responses import Response
 from drivetrain.board.answers import Json, allowed
 from drivetrain.board.board import Board, refuse_others
 from drivetrain.board.bodies import Empty, Order, QueueSettings, Train
-from drivetrain.board.entries import LOG, Entry
+from drivetrain.board.entries import LOG
+from drivetrain.board.records import Entry
 from drivetrain.web.event_stream import EventStream
 from drivetrain.web.refusals import Refusal
 

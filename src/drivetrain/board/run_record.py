@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from urllib.parse import quote
 
-from drivetrain.board.entries import LOG, Entries, Entry
+from drivetrain.board.entries import LOG, Entries
 from drivetrain.board.queue_routes import TAIL, log_part
+from drivetrain.board.records import Entry
 from drivetrain.board.run_summary import is_run
 from drivetrain.board.runs import Runs
 from drivetrain.run_page.record import Record, read

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from drivetrain.board.entries import Entry, Record
 from drivetrain.board.last_start import LastStarts
+from drivetrain.board.records import Entry, Record
 from drivetrain.config.adapter import PROMPTS
 from drivetrain.config.files import read_yaml
 from drivetrain.errors import UserError

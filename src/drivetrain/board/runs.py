@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drivetrain.board.entries import RUN_FILE, Entries, Entry
+from drivetrain.board.entries import RUN_FILE, Entries
 from drivetrain.board.last_start import LastStarts
+from drivetrain.board.records import Entry
 from drivetrain.board.run_summary import BESIDE, Beside, is_run, sign_of, summary
 from drivetrain.errors import problem
 from drivetrain.runtime.atomic_file import write_whole

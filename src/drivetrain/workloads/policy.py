@@ -8,7 +8,6 @@ their rewards are a part of checkpoints.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from drivetrain.config.generation import Generation
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.reinforcement import LOSSES, PPO, RLOO
 from drivetrain.data.branches import begins_of
-from drivetrain.data.language.samples import PromptSample, Sample
+from drivetrain.data.language.samples import PromptSample
 from drivetrain.memory.transfers import on_host
 from drivetrain.models.cross_entropy import cross_entropies
 from drivetrain.models.language_head import places_of_targets
@@ -30,6 +29,16 @@ from drivetrain.workloads.exporting import PlainBatch
 from drivetrain.workloads.generating import JudgesAnswers, MakesSamples, Making, Prompt, Rollout
 from drivetrain.workloads.language_model import IGNORED
 from drivetrain.workloads.loss_contract import LOSS, ONE_TERM, Auxiliary, LossContext
+from drivetrain.workloads.made_answers import (
+    VALUES,
+    Made,
+    draw_of,
+    longest_answer,
+    made_of,
+    sample_of,
+    shared,
+    values_of,
+)
 from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.policy_losses import FORMULAS, Tokens, averaged, divergences
 from drivetrain.workloads.reward_models import RewardModel
@@ -37,9 +46,6 @@ from drivetrain.workloads.rewarding import Answered, Rewarding
 from drivetrain.workloads.rollout_report import History, rollout_metrics, words_of
 
 KL = "kl"
-VALUES = "advantages", "old", "reference"  # of a batch, shaped as targets
-
-Made = dict[str, Any]  # an answer in a checkpoint's forms: ids, prompt (its tokens), old, reference, reward, ...
 
 
 class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
@@ -68,18 +74,15 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Returns the batch of answers, and their `columns`, fp32, shaped as targets. A prompt stands for one with the
         longest answer allowed, which memory is measured with."""
-        made = [self._longest(each) if isinstance(each, PromptSample) else each for each in samples]
-        batch = self._laid_out([_sample(each) for each in made], _shared(made) if self.shares_prompts else None)
+        longest = self._learning.max_new_tokens
+        made = [longest_answer(each, longest) if isinstance(each, PromptSample) else each for each in samples]
+        batch = self._laid_out([sample_of(each) for each in made], shared(made) if self.shares_prompts else None)
         places = (batch["targets"] != IGNORED).flatten()
         for name in self.columns:
             flat = torch.zeros(batch["targets"].numel())
-            flat[places] = torch.cat([_values(each, name) for each in made])
+            flat[places] = torch.cat([values_of(each, name) for each in made])
             batch[name] = flat.view_as(batch["targets"])
         return batch
-
-    def _longest(self, prompt: PromptSample) -> Made:
-        ids = np.concatenate([prompt.ids, np.zeros(self._learning.max_new_tokens, dtype=np.int32)])
-        return {"ids": torch.from_numpy(ids), "prompt": len(prompt.ids), "advantage": 0.0, "learned": 1}
 
     def stand_ins(self, prompts: Sequence[Any]) -> Sequence[Any]:
         return [prompt for prompt in prompts for _ in range(self._each)]
@@ -144,12 +147,13 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
     def make_samples(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> Sequence[Sequence[Any]]:
         passes.once(self._rewarding.start)
         each, count = self._each, len(prompts)
-        own = [_draw(draw, number) for draw in draws for number in range(each)]
+        own = [draw_of(draw, number) for draw in draws for number in range(each)]
         asked = [self._prompt(prompt) for prompt in prompts for _ in range(each)]
         answers = self._answered(asked, own, passes, self._learning.drawing, prompts)
         groups = [answers[place : place + each] for place in range(0, len(answers), each)]
         values = self._rewarding.values(groups, self._scores(answers, passes), passes)
-        made = [self._made(answer, found) for answer, found in zip(answers, values, strict=True)]
+        masks = self._learning.mask_truncated
+        made = [made_of(answer, found, masks) for answer, found in zip(answers, values, strict=True)]
         for sample, known in zip(made, passes.each(made, self._known), strict=True):
             sample.update(known)
         return [made[place * each : (place + 1) * each] for place in range(count)]
@@ -187,7 +191,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
 
         if not self._reward_models:
             return {}
-        rows = passes.each([{**self._made(each, {}), "learned": 1} for each in answers], scored)
+        rows = passes.each([made_of(each, {}, masks_truncated=False) for each in answers], scored)
         names = [each.reward.label for each in self._reward_models]
         return {name: [row[number] for row in rows] for number, name in enumerate(names)}
 
@@ -206,18 +210,6 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
             root = found[-1][:shared] if shared else batch["input_ids"][row, :0]
             found.append(torch.cat([root, batch["input_ids"][row][own], batch["targets"][row, end : end + 1]]))
         return found
-
-    def _made(self, answer: Answered, values: Mapping[str, Any]) -> Made:
-        learned = not (self._learning.mask_truncated and answer.truncated)
-        return {
-            "ids": torch.tensor([*answer.prompt.ids, *answer.ids], dtype=torch.int32),
-            "prompt": len(answer.prompt.ids),
-            "expected": answer.prompt.reference,
-            "truncated": int(answer.truncated),
-            "learned": int(learned),
-            "advantage": 0.0,
-            **values,
-        }
 
     def _known(self, model: nn.Module, batch: Batch, context: LossContext) -> list[dict[str, Tensor]]:
         """Returns each answer's log-probabilities under the model, and under the reference if there is one, and what
@@ -318,33 +310,3 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
 
     def plain_batch(self, model: nn.Module, samples: Sequence[Any]) -> PlainBatch:
         return super().plain_batch(model, [(each.ids, np.ones(len(each.ids), dtype=bool)) for each in samples])
-
-
-def _sample(made: Made) -> Sample:
-    """Returns ids, and whether each is learned from."""
-    ids = made["ids"].numpy()
-    return ids, (np.arange(len(ids)) >= made["prompt"]) & bool(made["learned"])
-
-
-def _shared(answers: Sequence[Made]) -> list[int]:
-    """Returns for each answer how many first tokens of the answer before it its own prompt has too: all but the last
-    where both answer one prompt."""
-    found = [0]
-    for before, each in pairwise(answers):
-        size = each["prompt"]
-        same = size == before["prompt"] and torch.equal(each["ids"][:size], before["ids"][:size])
-        found.append(size - 1 if same else 0)
-    return found
-
-
-def _values(made: Made, name: str) -> Tensor:
-    """Returns the values at an answer's tokens that are learned from."""
-    count = (len(made["ids"]) - made["prompt"]) * made["learned"]
-    values = made.get(name)
-    if values is None and name == "advantages":
-        return torch.full((count,), made["advantage"])
-    return torch.zeros(count) if values is None or not count or not len(values) else values
-
-
-def _draw(draw: int, number: int) -> int:
-    return int(np.random.SeedSequence((draw, number)).generate_state(1, np.uint64)[0] >> 1)

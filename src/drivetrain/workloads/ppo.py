@@ -19,7 +19,8 @@ from drivetrain.workloads.advantages import gae, whitened
 from drivetrain.workloads.against_reference import numbers_of
 from drivetrain.workloads.base import Batch
 from drivetrain.workloads.loss_contract import LOSS, Auxiliary, LossContext
-from drivetrain.workloads.policy import VALUES, PolicyWorkload
+from drivetrain.workloads.made_answers import VALUES
+from drivetrain.workloads.policy import PolicyWorkload
 from drivetrain.workloads.policy_losses import Tokens, clipped
 
 VALUE = "value"  # the value head among the auxiliary models, and the loss's second term

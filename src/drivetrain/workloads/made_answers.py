@@ -1,0 +1,69 @@
+"""Answers that a model made to learn from: as checkpoints hold them, and as batches have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drivetrain.data.language.samples import PromptSample, Sample
+from drivetrain.workloads.rewarding import Answered
+
+VALUES = "advantages", "old", "reference"  # of a batch, shaped as targets
+
+Made = dict[str, Any]  # an answer in a checkpoint's forms: ids, prompt (its tokens), old, reference, reward, ...
+
+
+def made_of(answer: Answered, values: Mapping[str, Any], masks_truncated: bool) -> Made:
+    """Returns an answer to learn from. values: what is known of it, such as its reward. masks_truncated: nothing is
+    learned from one that was cut off."""
+    return {
+        "ids": torch.tensor([*answer.prompt.ids, *answer.ids], dtype=torch.int32),
+        "prompt": len(answer.prompt.ids),
+        "expected": answer.prompt.reference,
+        "truncated": int(answer.truncated),
+        "learned": int(not (masks_truncated and answer.truncated)),
+        "advantage": 0.0,
+        **values,
+    }
+
+
+def longest_answer(prompt: PromptSample, most: int) -> Made:
+    """Returns a stand-in for an answer of `most` tokens."""
+    ids = np.concatenate([prompt.ids, np.zeros(most, dtype=np.int32)])
+    return {"ids": torch.from_numpy(ids), "prompt": len(prompt.ids), "advantage": 0.0, "learned": 1}
+
+
+def sample_of(made: Made) -> Sample:
+    """Returns ids, and whether each is learned from."""
+    ids = made["ids"].numpy()
+    return ids, (np.arange(len(ids)) >= made["prompt"]) & bool(made["learned"])
+
+
+def shared(answers: Sequence[Made]) -> list[int]:
+    """Returns for each answer how many first tokens of the answer before it its own prompt has too: all but the last
+    where both answer one prompt."""
+    found = [0]
+    for before, each in pairwise(answers):
+        size = each["prompt"]
+        same = size == before["prompt"] and torch.equal(each["ids"][:size], before["ids"][:size])
+        found.append(size - 1 if same else 0)
+    return found
+
+
+def values_of(made: Made, name: str) -> Tensor:
+    """Returns the values at an answer's tokens that are learned from."""
+    count = (len(made["ids"]) - made["prompt"]) * made["learned"]
+    values = made.get(name)
+    if values is None and name == "advantages":
+        return torch.full((count,), made["advantage"])
+    return torch.zeros(count) if values is None or not count or not len(values) else values
+
+
+def draw_of(draw: int, number: int) -> int:
+    """Returns the number of the draw that an answer of a group is made with. draw: of its prompt."""
+    return int(np.random.SeedSequence((draw, number)).generate_state(1, np.uint64)[0] >> 1)
