@@ -1,4 +1,4 @@
-"""What the files of the queue's entries hold, and an entry as it stands."""
+"""Defines what the files of the queue's entries hold, and an entry as it stands."""
 
 from __future__ import annotations
 

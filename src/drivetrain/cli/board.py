@@ -59,6 +59,9 @@ def board(
         raise problem("--data", f"{', '.join(missing)}: there is no such folder", "give folders that are there")
     if base_path and not base_path.startswith("/"):
         raise problem("--base-path", f"{base_path} was given", "begin with /")
+    others, names = read_users(users), host_name or []
+    if webhook is not None:
+        check_address(webhook)
     address = Address(host, port, unix_socket)
     listening = bound(address)
 
@@ -75,8 +78,5 @@ def board(
             )
 
     places = [each.resolve() for each in folders]
-    others, names = read_users(users), host_name or []
-    if webhook is not None:
-        check_address(webhook)
     serve(runs.absolute(), places, listening, address, names, base_path, others, operators_code, webhook, ready)
     errors.print("closed")
