@@ -139,7 +139,8 @@ processes = TraceProcesses(2)
 estimator = Traced(cluster(MACHINE), processes)
 estimator._spent = 1e9
 estimator.expect([run_of(Path({str(run_file)!r}), "engine=fsdp", "processes=2")])
-while len(processes._processes) < 2:
+deadline = time.monotonic() + 60
+while len(processes._processes) < 2 and time.monotonic() < deadline:
     time.sleep(0.01)
 print(*(each.pid for each in processes._processes), flush=True)
 time.sleep(600)
@@ -152,10 +153,17 @@ time.sleep(600)
         pids = [int(each) for each in process.stdout.readline().split()]
         process.kill()
     deadline = time.monotonic() + 60
-    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
+    while any(map(is_there, pids)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert len(pids) == 2
-    assert not any(map(psutil.pid_exists, pids))
+    assert not any(map(is_there, pids))
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # which init has not collected yet
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_short_search_starts_none(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

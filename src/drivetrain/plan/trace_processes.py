@@ -27,11 +27,16 @@ from drivetrain.plan.deep_trace import Pairs, Tracer
 from drivetrain.plan.samples import Samples, repeated
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.runtime.hardware import usable_cores
-from drivetrain.runtime.signals import end_with_parent
 
 MOST = 4  # processes
 BYTES = 2**31  # of memory that is there for each: one takes half of it, and the data of the run
-COMMAND = [sys.executable, "-c", "from drivetrain.plan.trace_processes import work_off; work_off()"]
+# watches its parent before it imports PyTorch, which takes a while
+PROGRAM = """
+from drivetrain.runtime.signals import end_with_parent
+end_with_parent({parent})
+from drivetrain.plan.trace_processes import work_off
+work_off()
+"""
 
 
 @dataclass(frozen=True)
@@ -131,12 +136,12 @@ class TraceProcesses:
     def _started(self) -> subprocess.Popen[bytes] | None:
         """Starts a process, and waits until it has imported what it needs. Returns None where it cannot."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        pipe = subprocess.PIPE
+        command, pipe = [sys.executable, "-c", PROGRAM.format(parent=os.getpid())], subprocess.PIPE
         with self._lock:
             if self._is_closed:
                 return None
             try:
-                process = subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)
+                process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)
             except OSError:
                 return None
             self._processes.append(process)
@@ -168,7 +173,6 @@ def _received(process: subprocess.Popen[bytes]) -> Any:
 def work_off() -> None:
     """Traces what stands in the standard input, until that ends. Runs in a process of its own."""
     own_process()
-    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the search, which ends this
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print would stand between the answers

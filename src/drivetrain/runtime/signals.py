@@ -39,9 +39,10 @@ def stop_on_signals() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def end_with_parent() -> None:
-    """Ends this process within a second or so of its parent, however that ends, and whatever this one does then."""
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+def end_with_parent(parent: int) -> None:
+    """Ends this process within a second or so of its parent, however that ends, and whatever it does then. parent: its
+    process id."""
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 
 def _watch(parent: int) -> None:
