@@ -11,12 +11,12 @@ from rich.console import Console
 
 from drivetrain.compare.cell_process import Glance
 from drivetrain.compare.live import MatrixView, _progress
-from drivetrain.compare.matrix import Job, Matrix, build_matrix
+from drivetrain.compare.matrix import Matrix
 from drivetrain.compare.outcome import Outcome
-from drivetrain.config.axes import read_axes
 from drivetrain.tracking.events import StepDone
 from drivetrain.tracking.jsonl import JsonlTracker
-from tests.compare.test_matrix import CPU, RUN
+from tests.compare.test_matrix import RUN
+from tests.compare.test_matrix import matrix as matrix_of
 
 GLANCE = Glance(seconds=12.0, resident_bytes=3 * 2**20, utilisation=0.5)
 
@@ -26,8 +26,7 @@ def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Matrix:
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text(RUN)
     Path("reviews.csv").write_text("text,label\na,1\n")
-    fixed, axes = read_axes(["precision=fp32,tf32"])
-    return build_matrix(Path("run.yaml"), fixed, axes, 1, Job("train", None), Path("out"), CPU, {"torch": "2.13"})
+    return matrix_of("precision=fp32,tf32")
 
 
 def seen(matrix: Matrix, terminal: bool) -> str:

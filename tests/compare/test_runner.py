@@ -11,11 +11,11 @@ import pytest
 from drivetrain.compare.cell import REQUEST, Request
 from drivetrain.compare.cell_actor import CellActor, Seen
 from drivetrain.compare.cell_process import Glance, Limits
-from drivetrain.compare.matrix import Cell, Job, Matrix, build_matrix
+from drivetrain.compare.matrix import Cell, Job, Matrix
 from drivetrain.compare.outcome import Outcome
 from drivetrain.compare.runner import Again, Listener, prepare, run_matrix
-from drivetrain.config.axes import read_axes
-from tests.compare.test_matrix import CPU, RUN
+from tests.compare.test_matrix import RUN
+from tests.compare.test_matrix import matrix as matrix_of
 
 
 @pytest.fixture
@@ -24,8 +24,7 @@ def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Matrix:
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text(RUN)
     Path("reviews.csv").write_text("text,label\na,1\n")
-    fixed, axes = read_axes(["precision=fp32,tf32,bf16-mixed"])
-    made = build_matrix(Path("run.yaml"), fixed, axes, 1, Job("train", None), Path("out"), CPU, {"torch": "2.13"})
+    made = matrix_of("precision=fp32,tf32,bf16-mixed")
     return replace(made, cells=(*made.cells, replace(made.cells[0])))
 
 

@@ -161,8 +161,8 @@ def test_a_base_that_training_changed_is_not_asked(
     monkeypatch.chdir(tmp_path)
     run_file()
     given = ("workload.model.config=null", f"workload.model.path={base}", "data.template=chatml", "adapter=lora", more)
-    code, _, told = drivetrain("train", "run.yaml", "output=out", "--quiet", *given)
-    assert code == 0, told
+    code, _, printed = drivetrain("train", "run.yaml", "output=out", "--quiet", *given)
+    assert code == 0, printed
     with pytest.raises(UserError, match=why):
         load_model("out", checkpoint="last", with_base=True)
 
@@ -227,8 +227,8 @@ def test_a_run_its_file_and_its_checkpoint_answer_as_transformers_with_the_run_f
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run_file()
-    code, _, told = drivetrain("train", "run.yaml", "output=out", "--quiet")
-    assert code == 0, told
+    code, _, printed = drivetrain("train", "run.yaml", "output=out", "--quiet")
+    assert code == 0, printed
     last = Path("out/checkpoints/step-00000006")
     plain, tokenizer = AutoModelForCausalLM.from_pretrained(last), AutoTokenizer.from_pretrained(last)
     known = generated(plain, tokenizer)
@@ -253,8 +253,8 @@ def test_an_adapters_run_answers_merged_or_over_its_quantised_base(
         "lr=0.1",
     )
     for name, more in (("plain", ()), ("nf4", ("quantised_base=nf4",))):
-        code, _, told = drivetrain("train", "run.yaml", f"output={name}", "--quiet", *given, *more)
-        assert code == 0, told
+        code, _, printed = drivetrain("train", "run.yaml", f"output={name}", "--quiet", *given, *more)
+        assert code == 0, printed
         file = [json.loads(line) for line in Path(name, "samples.jsonl").read_text().splitlines()][-3:]
         with closing(load_model(name, checkpoint="last")) as model:
             requests = [Request(model.text_ids(each["prompt"]), 8) for each in file]

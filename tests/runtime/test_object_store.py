@@ -10,7 +10,7 @@ import pytest
 from drivetrain.errors import UserError
 from drivetrain.runtime import object_store
 from drivetrain.runtime.downloads import download
-from drivetrain.runtime.object_store import Conflict, NotThere, ObjectStore, StoreError, scrubbed
+from drivetrain.runtime.object_store import Conflict, NotThere, ObjectStore, StoreError, Version, scrubbed
 from tests.store_server import SECRET, FaultyProxy, StoreServer
 
 SOON = (0.01, 0.01, 0.01, 0.01)
@@ -34,14 +34,21 @@ def test_a_file_comes_back_as_it_was_uploaded(bucket: str, tmp_path: Path) -> No
     assert sum(counted) == entry.bytes
 
 
-def test_a_conditional_put_refuses_the_second_writer(bucket: str) -> None:
-    first, second = ObjectStore(bucket), ObjectStore(bucket)
+def check_second_writer(first: ObjectStore, second: ObjectStore) -> Version:
+    """Checks that the second writer of an object is refused. Returns the object's version."""
     version = first.put_if("index", b"of the first", None)
     with pytest.raises(Conflict):
         second.put_if("index", b"of the second", None)
     newer = first.put_if("index", b"again", version)
     with pytest.raises(Conflict):
         second.put_if("index", b"of the second", version)
+    assert second.read("index")[0] == b"again"
+    return newer
+
+
+def test_a_conditional_put_refuses_the_second_writer(bucket: str) -> None:
+    first, second = ObjectStore(bucket), ObjectStore(bucket)
+    newer = check_second_writer(first, second)
     assert second.read("index") == (b"again", newer)
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from drivetrain.runtime.downloads import download
-from drivetrain.runtime.object_store import PART, Conflict, NotThere, ObjectStore
+from drivetrain.runtime.object_store import PART, NotThere, ObjectStore
 from tests.other_store_servers import Azure, FakeStore, Google, Hub, serving
+from tests.runtime.test_object_store import check_second_writer
 from tests.training.test_mirroring import index_of, run_in, train
 
 pytest.importorskip("obstore", reason="obstore is not installed")
@@ -65,13 +66,7 @@ def test_objects_are_uploaded_in_parts_listed_read_in_ranges_and_deleted(
 
 def test_a_second_writer_is_refused_by_the_store(place: tuple[str, FakeStore]) -> None:
     first, second = ObjectStore(place[0], ()), ObjectStore(place[0], ())
-    version = first.put_if("index", b"of the first", None)
-    with pytest.raises(Conflict):
-        second.put_if("index", b"of the second", None)
-    newer = first.put_if("index", b"again", version)
-    with pytest.raises(Conflict):
-        second.put_if("index", b"of the second", version)
-    assert second.read("index")[0] == b"again"
+    newer = check_second_writer(first, second)
     assert second.put_if("index", b"of the second, who read it", newer)
 
 
