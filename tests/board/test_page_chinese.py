@@ -61,8 +61,13 @@ def compared(folder: Path) -> Path:
     """Comparisons of which each has other advice; returns the folder of the first."""
     data = {"evaluation_samples": 300, "largest_class": {"class": "yes", "share": 0.5333}, "classes": 2}
     guessed = {"data": data, "metrics": {"accuracy": 0.5333, "loss": 0.69, "macro_f1": 0.348}}
+    known = {"evaluation_samples": 1000}
     made = {
-        "one-seed": {"fp32": [report(100)], "bf16-mixed": [report(109, 0.902, 2**19)], "pure": [report(50, 0.7)]},
+        "one-seed": {
+            "fp32": [report(100, data=known)],
+            "bf16-mixed": [report(109, 0.902, 2**19, data=known)],
+            "pure": [report(50, 0.7, data=known)],
+        },
         "disturbed": {"fp32": [report(100, emulated=True)], "bf16-mixed": [report(300)]},
         "at-chance": {"fp32": [report(100, **guessed)], "bf16-mixed": [report(150, **guessed)]},
     }

@@ -61,7 +61,7 @@ def test_columns_are_those_of_browsers_which_count_some_signs_twice() -> None:
 def test_an_item_of_a_list_is_marked_and_of_a_text_of_several_lines_the_first() -> None:
     text = "a:\n  - b: 1\n  - b: |\n      one\n      two\n"
     found = [each.as_dict() for each in placed(text, [Problem("a.1", "", ""), Problem("a.1.b", "", "")])]
-    assert [(each["line"], marked(text, each)) for each in found] == [(3, "b"), (3, "b: |")]
+    assert [(each["line"], marked(text, each)) for each in found] == [(3, "b: |"), (3, "b: |")]
 
 
 @pytest.mark.parametrize(

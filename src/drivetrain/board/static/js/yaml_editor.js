@@ -50,40 +50,67 @@ function Plain({ draft, yaml }) {
 function made(code, place, draft) {
   const root = place.shadowRoot ?? place.attachShadow({ mode: "open" });
   const { EditorView, keymap } = code;
+  const problems = problemMarks(code);
   const view = new EditorView({
     doc: draft.value.yaml, root, parent: root,
     extensions: [
       code.lineNumbers(), code.history(), code.indentOnInput(), code.bracketMatching(), code.indentUnit.of("  "), code.yaml(),
-      code.syntaxHighlighting(colors(code)), code.lintGutter(),
-      keymap.of([{ key: "F8", run: (view) => next(code, view) }, ...code.defaultKeymap, ...code.historyKeymap, ...code.lintKeymap]), // Tab leaves, as in a form
-      EditorView.contentAttributes.of(({ state }) => ({ id: "yaml", "aria-label": t("new.yaml"), "aria-invalid": String(code.diagnosticCount(state) > 0) })), look(EditorView),
+      code.syntaxHighlighting(colors(code)), problems.field,
+      keymap.of([{ key: "F8", run: (view) => next(code, view) }, ...code.defaultKeymap, ...code.historyKeymap]), // Tab leaves, as in a form
+      EditorView.contentAttributes.of(({ state }) => ({ id: "yaml", "aria-label": t("new.yaml"), "aria-invalid": String(state.field(problems.field).size > 0) })), look(EditorView),
       EditorView.updateListener.of(({ docChanged, state }) => {
         const text = state.doc.toString();
         if (docChanged && text !== draft.value.yaml) draft.write(text);
       }),
     ],
   });
+  view.problems = problems;
   place.view = view; // for those who look at the page by its console
   return view;
 }
 
-// Marks the problems that the checker found in the text, each at its part of a line.
-function mark(code, view, problems) {
-  const { doc } = view.state;
-  const marks = problems.filter((each) => each.line <= doc.lines).map(({ line, column, end_column, field, why, fix }) => {
-    const { from, to } = doc.line(line);
-    return { from: Math.min(from + column - 1, to), to: Math.min(from + end_column - 1, to), severity: "error", message: `${field}${t("colon")}${said(why)}${t("stop")} ${said(fix)}` };
+// The problems that stand in the text: each marks its line, whose number stands out too, and its part of it. Positions
+// follow what is typed until the next check.
+function problemMarks({ StateEffect, StateField, Decoration, EditorView, GutterMarker, RangeSet, gutterLineClass }) {
+  const change = StateEffect.define();
+  const numbered = new (class extends GutterMarker { elementClass = "problem-number"; })();
+  const lines = (marks, doc) => {
+    const found = new Set();
+    marks.between(0, doc.length, (from) => { found.add(doc.lineAt(from).from); });
+    return RangeSet.of([...found].sort((one, other) => one - other).map((from) => numbered.range(from)));
+  };
+  const field = StateField.define({
+    create: () => Decoration.none,
+    update: (marks, { changes, effects }) => effects.find((each) => each.is(change))?.value ?? marks.map(changes),
+    provide: (own) => [EditorView.decorations.from(own), gutterLineClass.compute([own], (state) => lines(state.field(own), state.doc))],
   });
-  view.dispatch(code.setDiagnostics(view.state, marks));
+  return { change, field };
+}
+
+const isProblem = (mark) => Boolean(mark.spec.message);
+
+// Shows the problems that the checker found in the text.
+function mark({ Decoration }, view, problems) {
+  const { doc } = view.state;
+  const found = problems.filter((each) => each.line <= doc.lines).flatMap(({ line, column, end_column, field, why, fix }) => {
+    const { from, to } = doc.line(line);
+    const message = `${field}${t("colon")}${said(why)}${t("stop")} ${said(fix)}`;
+    const [first, last] = [Math.min(from + column - 1, to), Math.min(from + end_column - 1, to)];
+    const whole = Decoration.line({ class: "problem-line", ...(first < last ? {} : { message }) }).range(from); // a mark is never empty
+    return first < last ? [whole, Decoration.mark({ class: "problem", attributes: { title: message }, message }).range(first, last)] : [whole];
+  });
+  view.dispatch({ effects: view.problems.change.of(Decoration.set(found, true)) });
 }
 
 // Goes to the next problem, and tells a screen reader which it is.
-function next(code, view) {
-  if (!code.nextDiagnostic(view)) return false;
-  const { from } = view.state.selection.main;
-  code.forEachDiagnostic(view.state, ({ message }, start) => {
-    if (start === from) view.dispatch({ effects: code.EditorView.announce.of(`${t("problem.line", { line: view.state.doc.lineAt(from).number })}${t("colon")}${message}`) });
-  });
+function next({ EditorView }, view) {
+  const found = [];
+  const { doc, selection } = view.state;
+  view.state.field(view.problems.field).between(0, doc.length, (from, _, each) => { if (isProblem(each)) found.push([from, each.spec.message]); });
+  if (!found.length) return false;
+  const [anchor, message] = found.find(([from]) => from > selection.main.head) ?? found[0];
+  view.dispatch({ selection: { anchor }, effects: [EditorView.scrollIntoView(anchor, { y: "center" }),
+    EditorView.announce.of(`${t("problem.line", { line: doc.lineAt(anchor).number })}${t("colon")}${message}`)] });
   return true;
 }
 
@@ -119,8 +146,7 @@ const look = (EditorView) => EditorView.theme({
   ".cm-content": { caretColor: "var(--ink)", minHeight: "26rem" },
   ".cm-gutters": { minHeight: "26rem", color: "var(--quiet)", backgroundColor: "var(--softer)", borderRight: "1px solid var(--line)" },
   "&.cm-focused .cm-matchingBracket": { backgroundColor: "var(--accent-soft)" },
-  ".cm-tooltip, .cm-panels": { color: "var(--ink)", backgroundColor: "var(--soft)", border: "1px solid var(--edge)", maxWidth: "40rem" },
-  ".cm-diagnostic": { borderLeftColor: "var(--bad)", whiteSpace: "pre-wrap", overflowWrap: "anywhere" },
-  ".cm-lintRange-error": { backgroundImage: "none", textDecoration: "underline wavy var(--bad)", textDecorationSkipInk: "none", backgroundColor: "var(--bad-soft)" },
-  ".cm-panel.cm-panel-lint ul [aria-selected]": { color: "var(--ink)", backgroundColor: "var(--accent-soft)" },
+  ".problem-line": { backgroundColor: "var(--bad-soft)" },
+  ".problem": { textDecoration: "underline wavy var(--bad)", textDecorationSkipInk: "none" },
+  ".problem-number": { color: "var(--bad)", fontWeight: "700", backgroundColor: "var(--bad-soft)" },
 });
