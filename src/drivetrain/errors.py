@@ -27,7 +27,7 @@ class Problem:
     def __str__(self) -> str:
         return f"{self.field}: {self.why}\n    {self.fix}"
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, Any]:
         """Returns its three parts as JSON has them."""
         return {"field": self.field, "why": self.why, "fix": self.fix}
 

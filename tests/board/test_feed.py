@@ -7,8 +7,12 @@ import json
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from drivetrain.board import queue
 from drivetrain.board.board import Board
 from tests.board.boards import DIGITS, TOKEN, ask, made, point, serving, write_run
 
@@ -76,3 +80,19 @@ def test_a_started_board_streams_over_http_and_ends_when_the_page_goes(tmp_path:
         while board.feed._listening:
             assert time.monotonic() < end, "a page that has gone is listened for no more"
             time.sleep(0.05)
+
+
+def test_a_disk_that_runs_low_is_told_and_its_free_bytes_alone_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = made(tmp_path / "runs")
+    room = [100 << 30]
+    monkeypatch.setattr(queue.shutil, "disk_usage", lambda _: SimpleNamespace(free=room[0]))
+    [(first, _, data)] = taken(board, None, 1)
+    assert data["queue"]["disk"] == {"free_bytes": 100 << 30, "is_low": False}
+    room[0] -= 1 << 20
+    board.feed.look()
+    room[0] = 1 << 30
+    board.feed.look()
+    [(_, name, data)] = taken(board, first, 1)
+    assert (name, data["disk"]) == ("queue", {"free_bytes": 1 << 30, "is_low": True})

@@ -214,7 +214,7 @@ def test_the_api_gives_fields_recipes_and_checks(tmp_path: Path) -> None:
 def test_every_recipe_is_checked_in_words_that_json_has(name: str) -> None:
     found = check(recipe(name).read_text(encoding="utf-8"), MACHINE).as_dict()
     for each in found["problems"]:
-        assert set(each) == {"field", "why", "fix"}
+        assert set(each) == {"field", "why", "fix", "line", "column", "end_column"}
     json.dumps(found)
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import drivetrain
+from drivetrain.compare.files import as_json
 from tests.board.boards import write_run
 from tests.board.browsing import begin, opened, until, visit
+from tests.compare.made import comparison, report
 
 PACKAGE = Path(drivetrain.__file__).parent
 MESSAGES = PACKAGE / "board" / "static" / "text" / "zh.messages.json"
@@ -20,6 +23,7 @@ PLACES = [
     *("#/new", "#/new?recipe=digits", "#/new?recipe=digits&tab=yaml", "#/new?recipe=digits&tab=data", "#/runs"),
     *("#/runs/clicked", "#/runs/clicked?tab=log", "#/runs/clicked?tab=checkpoints", "#/runs/clicked?tab=config"),
     *("#/runs/clicked?tab=notes", "#/runs/nothing", "#/runs/vanished", "#/compare", "#/compare?runs=clicked/vanished"),
+    *("#/compare?matrix=one-seed", "#/compare?matrix=disturbed", "#/compare?matrix=at-chance"),
     *("#/evaluate?run=clicked", "#/chat", "#/export?run=clicked", "#/machine", "#/nowhere"),
 ]
 # What is not looked at: names (translate="no"), what programs read or printed, choices of a field, and the button that
@@ -52,13 +56,41 @@ def vanished(folder: Path) -> str:
     return "vanished"
 
 
+@pytest.fixture(scope="module")
+def compared(folder: Path) -> Path:
+    """Comparisons of which each has other advice; returns the folder of the first."""
+    data = {"evaluation_samples": 300, "largest_class": {"class": "yes", "share": 0.5333}, "classes": 2}
+    guessed = {"data": data, "metrics": {"accuracy": 0.5333, "loss": 0.69, "macro_f1": 0.348}}
+    known = {"evaluation_samples": 1000}
+    made = {
+        "one-seed": {
+            "fp32": [report(100, data=known)],
+            "bf16-mixed": [report(109, 0.902, 2**19, data=known)],
+            "pure": [report(50, 0.7, data=known)],
+        },
+        "disturbed": {"fp32": [report(100, emulated=True)], "bf16-mixed": [report(300)]},
+        "at-chance": {"fp32": [report(100, **guessed)], "bf16-mixed": [report(150, **guessed)]},
+    }
+    for name, rows in made.items():
+        found = comparison(folder / "made" / name, **rows)
+        if name == "disturbed":
+            [result] = found.rows[0].results
+            mixed = replace(result, outcome=result.outcome.model_copy(update={"foreign_share": 0.4}))
+            found = replace(found, rows=(replace(found.rows[0], results=(mixed,)), found.rows[1]))
+        place = folder / "runs" / name
+        place.mkdir(parents=True)
+        (place / "rows.json").write_text("{}")
+        (place / "comparison.json").write_text(as_json(found), encoding="utf-8")
+    return folder / "runs" / "one-seed"
+
+
 @pytest.fixture
 def chinese(browser: Any, address: str) -> Iterator[Any]:
     with opened(browser, address, locale="zh-CN") as found:
         yield found
 
 
-@pytest.mark.usefixtures("trained", "vanished")
+@pytest.mark.usefixtures("trained", "vanished", "compared")
 def test_no_english_is_left_on_the_chinese_page(chinese: Any) -> None:
     left: dict[str, list[str]] = {}
     for place in PLACES:
@@ -72,6 +104,25 @@ def test_no_english_is_left_on_the_chinese_page(chinese: Any) -> None:
         if found := chinese.evaluate(LATIN):
             left[place] = found
     assert left == {}
+
+
+def test_the_advice_of_a_comparison_is_in_the_language_of_the_page(chinese: Any, compared: Path) -> None:
+    visit(chinese, f"#/compare?matrix={compared.name}")
+    chinese.wait_for_selector("[data-advice]:has-text('没有胜者：fp32和bf16-mixed的速度除噪声外相同。')")
+    shown = chinese.inner_text("[data-advice]")
+    assert "准确率 0.9020" in shown or "准确率 0.9000" in shown
+    assert "假定速率的变化为 6%" in shown
+    assert not re.search(r"[A-Za-z]{4,} [A-Za-z]{2,} [A-Za-z]{2,}", shown), "no words of English stand in it"
+    chinese.click("header button[lang=en]")
+    chinese.wait_for_selector("[data-advice]:has-text('No winner: fp32 and bf16-mixed are equally quick')")
+    chinese.click("header button[lang=zh-CN]")
+    written = json.loads((compared / "comparison.json").read_text(encoding="utf-8"))
+    earlier = compared.with_name("earlier")
+    earlier.mkdir()
+    (earlier / "rows.json").write_text("{}")
+    (earlier / "comparison.json").write_text(json.dumps({**written, "statements": None}), encoding="utf-8")
+    visit(chinese, "#/compare?matrix=earlier")
+    chinese.wait_for_selector("[data-advice][lang=en]:has-text('No winner')")
 
 
 @pytest.mark.usefixtures("trained")

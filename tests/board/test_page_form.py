@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.board.browsing import begin, until, write_yaml, yaml_of
+
+CURSOR = "document.querySelector('[data-editor]').view.state.selection.main.from"
 
 
 def test_an_error_is_shown_at_its_field_and_start_waits_for_it(page: Any) -> None:
@@ -71,9 +74,56 @@ def test_a_reload_keeps_what_was_typed(page: Any) -> None:
 def test_the_plan_stands_beside_start(page: Any) -> None:
     begin(page)
     page.click("[data-check]")
+    page.wait_for_selector("[data-next]:has-text('Loading PyTorch')")
+    page.wait_for_selector("dt:has-text('Parameters')", timeout=300_000)
+    assert "Planning" in page.inner_text("[data-next]"), "data and model are shown before the plan"
     page.wait_for_selector("dt:has-text('Parameters') + dd:has-text('20,346 in all')", timeout=300_000)
     assert page.inner_text("dt:has-text('Memory') + dd").endswith("a device")
     assert "free" in page.inner_text("dt:has-text('Checkpoints') + dd")
+
+
+def test_what_does_not_fit_offers_changes_that_make_it_fit(page: Any) -> None:
+    """The answers are those of the server, whose own tests make them; a click puts one into the form."""
+    plan = {"fits": "no", "verdict": "it does not fit", "allocated_bytes": 2**34, "capacity_bytes": 2**33}
+    ways = [{"set": {"micro_batch_size": 8, "recompute": True}, "says": "micro_batch_size=8 recompute=true",
+             "step_seconds": 0.25}]  # fmt: skip
+    found = {"ready": True, "problems": [], "notices": [], "steps": 10, "plan": plan, "seconds": 3.0}
+    page.route("**/api/check/full", lambda route: route.fulfill(json=found if route.request.method == "POST" else {}))
+    page.route("**/api/plan", lambda route: route.fulfill(json={"rows": [], "fixes": ways}))
+    begin(page)
+    page.click("[data-check]")
+    page.wait_for_selector(".note.bad:has-text('it does not fit')")
+    page.click("[data-fixes]")
+    page.wait_for_selector(".fixes li:has-text('0.25 s a step')")
+    page.click(".fixes button")
+    page.click("[data-tab=yaml]")
+    until(page, lambda: "micro_batch_size: 8" in yaml_of(page) and "recompute: true" in yaml_of(page))
+
+
+def test_a_run_is_given_the_devices_that_were_ticked(page: Any) -> None:
+    """This machine has no GPU: the page is shown the queue of one that has two."""
+    gpus = [{"id": str(n), "name": "a GPU", "memory_bytes": 2**34, "used_bytes": 2**30, "utilisation": 0.1,
+             "entries": [], "others": n == 1, "places": 1} for n in range(2)]  # fmt: skip
+    queue = {"entries": [], "devices": gpus, "settings": {"paused": False}}
+    snapshot = f"event: snapshot\ndata: {json.dumps({'runs': [], 'queue': queue})}\n\n"
+    page.route("**/api/events", lambda route: route.fulfill(content_type="text/event-stream", body=snapshot))
+    sent: list[Any] = []
+
+    def refuse(route: Any) -> None:
+        sent.append(route.request.post_data_json)
+        route.fulfill(status=409, json={"error": {"message": "not here", "code": "x"}})
+
+    page.route("**/api/queue", refuse)
+    page.reload()
+    begin(page)
+    page.wait_for_selector("label:has([data-device='1']):has-text('used by another program')")
+    page.click("[data-start]")
+    page.wait_for_selector(".note.bad:has-text('not here')")
+    page.check("[data-device='0']")
+    page.click("[data-start]")
+    until(page, lambda: len(sent) == 2)
+    assert [each["devices"] for each in sent] == [None, ["0"]]
+    assert sent[0]["key"] != sent[1]["key"], "it is another form"
 
 
 @pytest.mark.slow
@@ -151,10 +201,45 @@ def test_the_editor_is_loaded_with_its_tab_alone_and_keeps_the_cursor(page: Any)
     assert yaml_of(page) != f"# mine and yours\n{text}"
 
 
+def test_problems_are_marked_at_their_lines_and_reached_by_keys(page: Any) -> None:
+    """The marks are found by sight, by F8, by a click in the list, and by a screen reader."""
+    begin(page)
+    page.click("[data-tab=yaml]")
+    text = yaml_of(page)
+    wrong = text.replace("batch_size: 64", "batch_size: 0").replace("lr: 0.1", "lr: fast")
+    write_yaml(page, wrong)
+    page.wait_for_selector(".problem:has-text('lr: fast')")
+    assert page.locator(".problem").count() == page.locator(".problem-number").count() == 2
+    assert page.get_attribute("#yaml", "aria-invalid") == "true"
+    assert "valid number" in (page.get_attribute(".problem:has-text('lr: fast')", "title") or "")
+    page.click("#yaml")
+    page.keyboard.press("Control+Home")
+    for part in ("batch_size: 0", "lr: fast"):
+        page.keyboard.press("F8")
+        line = wrong[: wrong.index(part)].count("\n") + 1
+        page.wait_for_selector(f".cm-announced:has-text('line {line}:')", state="attached")
+        assert page.evaluate(CURSOR) == wrong.index(part)
+    page.keyboard.press("Control+Home")
+    page.click("#problems button:has-text('batch_size')")
+    assert page.evaluate(CURSOR) == wrong.index("batch_size: 0")
+    write_yaml(page, "a: [\n")
+    page.wait_for_selector("#problems button:has-text('line 2')")
+    page.wait_for_selector(".problem-line")  # an empty line, which has no part to be marked
+    write_yaml(page, text)
+    page.wait_for_selector("[data-ready]")
+    assert page.locator(".problem, .problem-line, .problem-number").count() == 0
+    assert page.get_attribute("#yaml", "aria-invalid") == "false"
+
+
 def test_a_plain_field_is_there_where_the_editor_cannot_be_loaded(page: Any) -> None:
     page.route("**/vendor/codemirror.js", lambda route: route.abort())
     begin(page)
     page.click("[data-tab=yaml]")
-    page.fill("textarea#yaml", page.input_value("textarea#yaml").replace("batch_size: 64", "batch_size: 16"))
+    text = page.input_value("textarea#yaml")
+    page.fill("textarea#yaml", text.replace("batch_size: 64", "batch_size: 0"))
+    page.click("#problems button:has-text('batch_size, line')")
+    start = page.locator("textarea#yaml").evaluate("area => area.selectionStart")
+    assert start == text.index("batch_size: 64")
+    page.fill("textarea#yaml", text.replace("batch_size: 64", "batch_size: 16"))
     page.click("[data-tab=form]")
     until(page, lambda: page.input_value("#field-batch_size") == "16")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from PIL import Image
 from drivetrain.board.board import OWN
 from drivetrain.board.entries import Entries, claimed, read_stop
 from drivetrain.board.records import Asked, Claim, Ended, now
+from drivetrain.runtime.lock import held
 from tests.board.boards import point, write_run
 from tests.board.browsing import begin, until, visit
 
@@ -151,6 +154,60 @@ def test_a_point_that_comes_while_a_curve_is_awaited_is_asked_for_afterwards(pag
     page.wait_for_selector("[data-chart=loss] canvas")
     until(page, lambda: len(asked) == 2)
     shutil.rmtree(run)
+
+
+NOTICES = """
+globalThis.notices = [];
+globalThis.Notification = class {
+  static permission = "granted";
+  static requestPermission = async () => "granted";
+  constructor(title, { body }) { notices.push(`${title}: ${body}`); }
+};
+"""
+
+
+def test_a_browser_that_was_asked_to_tells_when_something_ends(page: Any, folder: Path, trained: str) -> None:
+    page.add_init_script(NOTICES)
+    entries = Entries(folder / "runs" / OWN / "entries")
+
+    def end(number: int, asks: bool) -> None:
+        name = f"{number}" * 20
+        asked = Asked(id=name, digest="", verb="evaluate", run=trained, words=["x"], owner="admin", created=now())
+        entry, _ = entries.add(asked, {})
+        claimed(entries.folder / entry.id, Claim(by="keeper", time=now(), host="other", process=1))
+        page.wait_for_selector(f"[data-end='{name}']")
+        if asks:
+            page.check("[data-notices]")
+        (entries.folder / entry.id / "ended.json").write_text(Ended(code=-9, time=now()).model_dump_json())
+        page.wait_for_selector(f"[data-end='{name}']", state="detached")
+
+    visit(page, "#/runs")
+    page.reload()
+    end(1, asks=False)
+    assert page.evaluate("notices") == []
+    end(2, asks=True)
+    until(page, lambda: page.evaluate("notices") == [f"Drivetrain: {trained} (evaluate): failed"])
+    page.reload()  # what was asked for is kept
+    end(3, asks=False)
+    until(page, lambda: page.evaluate("notices.length") == 1)
+
+
+def test_a_run_that_says_nothing_for_long_is_pointed_out(page: Any, folder: Path) -> None:
+    run = write_run(folder / "runs" / "silent", steps=3, finished=None)
+    with held(run):
+        visit(page, "#/runs/silent")
+        page.wait_for_selector("main .badge:text-is('running')")
+        assert not page.is_visible("[data-silent]")
+        early = time.time() - 1200
+        os.utime(run / "events.jsonl", (early, early))
+        page.reload()
+        page.wait_for_selector("[data-silent]:has-text('20 min')")
+    shutil.rmtree(run)
+
+
+def test_the_room_on_the_disk_is_shown(page: Any) -> None:
+    visit(page, "#/runs")
+    page.wait_for_selector("text=of disk free")
 
 
 def test_what_runs_beside_training_is_ended_by_a_click(page: Any, folder: Path, trained: str) -> None:

@@ -93,6 +93,26 @@ def test_a_process_that_the_system_kills_is_no_newer_request(verbs: VerbProcess)
         assert refusal(answer) == (500, "failed")
 
 
+def test_what_a_check_has_shown_so_far_is_known_while_it_works(
+    verbs: VerbProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = r'{"next": "data"}\n{"next": "plan"}\n{"next'
+    shows = f"import time; print('{parts}', flush=True, end=''); time.sleep(100)"
+    monkeypatch.setattr(module, "COMMAND", (sys.executable, "-c", shows))
+    with ThreadPoolExecutor(1) as pool:
+        assert verbs.checked_so_far("otto") is None
+        answer = pool.submit(verbs.check, "otto", DIGITS, "run")
+        until(lambda: verbs.checked_so_far("otto") == {"next": "plan"})
+        assert verbs.checked_so_far("olga") is None
+        whole = """print('{"next": "data"}'); print('{"next": null, "ready": true}')"""
+        monkeypatch.setattr(module, "COMMAND", (sys.executable, "-c", whole))
+        newer = pool.submit(verbs.check, "otto", DIGITS, "run")
+        verbs._running["check otto"].kill()
+        assert refusal(answer)[1] == "failed"
+        assert newer.result(30)["ready"] is True
+    assert verbs.checked_so_far("otto") is None
+
+
 def test_the_end_of_a_server_does_not_wait_for_previews(verbs: VerbProcess) -> None:
     app = FastAPI()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -62,6 +63,19 @@ def test_the_numbers_of_the_object_are_those_of_the_training(drivetrain: Command
     weights = [file for file in Path(report["checkpoint"]).glob("*.safetensors") if file.name.startswith("model")]
     held = sum(tensor.nbytes for file in weights for tensor in load_file(file).values())
     assert found["checkpoints"]["bytes"] == 3 * held, "weights and AdamW's two moments"
+
+
+def test_lines_show_each_part_as_soon_as_it_is_known(drivetrain: Command) -> None:
+    code, out, _ = drivetrain("check", "digits.yaml", "--json-lines")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [each.pop("next") for each in lines] == ["data", "model", "plan", None]
+    added = [set(after) - set(before) for before, after in itertools.pairwise(lines)]
+    assert added == [{"data", "steps", "steps_per_epoch"}, {"model", "checkpoints", "folder"}, {"plan"}]
+    assert lines[-1].keys() == json.loads(drivetrain("check", "digits.yaml", "--json")[1]).keys()
+    code, out, _ = drivetrain("check", "digits.yaml", "precision=tf32", "--json-lines")
+    assert code == 2
+    assert not json.loads(out.splitlines()[-1])["ready"]
 
 
 def test_problems_of_file_rules_data_and_optimizer_come_together(drivetrain: Command) -> None:

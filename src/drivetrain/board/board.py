@@ -77,7 +77,7 @@ class Board:
         """Returns what the schema and the rules of this machine find. Files that the user may not name are refused
         before any is read."""
         problems = self._named_problems(user, text)
-        return run_file.Checked(None, problems, []) if problems else run_file.check(text, self.machine.machine())
+        return run_file.Checked(text, None, problems, []) if problems else run_file.check(text, self.machine.machine())
 
     def refuse_named(self, user: User, text: str) -> None:
         """Raises UserError for files that a run file names and that the user may not name. No file is read."""

@@ -127,4 +127,4 @@ class Feed:
 def _without_noise(queue: dict[str, Any]) -> dict[str, Any]:
     """Returns the queue without what changes all the time."""
     devices = [{**each, "used_bytes": None, "utilisation": None} for each in queue.get("devices", [])]
-    return {**queue, "devices": devices}
+    return {**queue, "devices": devices, "disk": {**queue.get("disk", {}), "free_bytes": None}}

@@ -82,6 +82,12 @@ def _add_checks(app: FastAPI, board: Board) -> None:
         board.refuse_foreign(user, checked.run)
         return Json(board.verbs.check(user.name, body.yaml, board.runs.free_name(checked.run.name)))
 
+    @app.get("/api/check/full")
+    def checked_so_far(request: Request) -> Response:
+        """Returns what a full check of the same user, which is still at work, has shown so far, and what it looks at
+        next: data, model or plan. Null where it has shown nothing yet."""
+        return Json({"so_far": board.verbs.checked_so_far(allowed(request).name)})
+
     @app.post("/api/import")
     def import_(request: Request, body: Import) -> Response:
         """Returns the run file that configurations of other software become, and what became of each of their keys."""

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from drivetrain.runtime.atomic_file import write_whole
 LOG = logging.getLogger(__name__)
 SHOWN_ENDED = 50
 TICK_SECONDS = 0.5
+LOW_BYTES = 2 << 30  # of disk that is free
 
 
 class Settings(Record):
@@ -103,7 +105,13 @@ class Queue:
             "entries": [each.as_dict() for each in (*waiting, *working, *ended)],
             "settings": settings.model_dump(),
             "devices": [each.as_dict(every) for each in devices(settings.at_once_cpu)],
+            "disk": self._disk(),
         }
+
+    def _disk(self) -> dict[str, Any]:
+        """Returns the room where runs are kept, and whether it is low: checkpoints may soon find none."""
+        free = shutil.disk_usage(self.entries.folder).free
+        return {"free_bytes": free, "is_low": free < LOW_BYTES}
 
     def _run(self) -> None:
         while not self._ended.is_set():

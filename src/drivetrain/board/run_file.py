@@ -17,6 +17,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.scalarfloat import ScalarFloat
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
+from drivetrain.board.yaml_places import at, placed
 from drivetrain.config import rules
 from drivetrain.config.engines import block_of
 from drivetrain.config.files import MOST_YAML_BYTES, BrokenText, parsed_yaml
@@ -24,7 +25,7 @@ from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
-from drivetrain.errors import Problem, problem, shown
+from drivetrain.errors import Problem, UserError, problem, shown
 from drivetrain.init.catalogue import recipe
 from drivetrain.objects import held
 from drivetrain.runtime.strict_json import plain
@@ -36,8 +37,10 @@ RESULTS = "the board puts each run into a folder of its own, under its name"
 
 @dataclass(frozen=True)
 class Checked:
-    """run: with its open fields filled in for the machine; None where too much is wrong."""
+    """run: with its open fields filled in for the machine; None where too much is wrong. text: what was checked, valid
+    YAML."""
 
+    text: str
     run: RunConfig | None
     problems: list[Problem]
     notices: list[str]
@@ -45,7 +48,7 @@ class Checked:
     def as_dict(self) -> dict[str, Any]:
         return {
             "ready": not self.problems,
-            "problems": [each.as_dict() for each in self.problems],
+            "problems": [each.as_dict() for each in placed(self.text, self.problems)],
             "notices": self.notices,
             "resolved": None if self.run is None else plain(self.run.model_dump(mode="json")),
         }
@@ -58,7 +61,9 @@ def values_of(text: str) -> dict[str, Any]:
     try:
         found = parsed_yaml(text)
     except BrokenText as error:
-        raise problem("yaml", str(error), "correct the text") from None
+        index = error.index
+        found = Problem("yaml", str(error), "correct the text")
+        raise UserError([found if index is None else at(found, text, index, index + 1)]) from None
     if found is None:
         return {}
     if not isinstance(found, dict):
@@ -76,13 +81,13 @@ def check(text: str, machine: Machine) -> Checked:
     open_ = [name for name in ("engine", "precision") if raw.get(name) == "auto"]
     run, problems = validate({key: value for key, value in raw.items() if key not in open_}, problems)
     if run is None:
-        return Checked(None, problems, [])
+        return Checked(text, None, problems, [])
     if run.workload.needs_objects and not held.held():
-        return Checked(None, [*problems, *held.missing().problems], [])
+        return Checked(text, None, [*problems, *held.missing().problems], [])
     run, problems = rules.judged(run, problems, machine)
     problems += run.workload.file_problems()
     notes = [f"{name}: auto is chosen by a plan when the run starts" for name in open_]
-    return Checked(run, problems, [*notes, *notices(run, machine)])
+    return Checked(text, run, problems, [*notes, *notices(run, machine)])
 
 
 def edited(text: str, changes: Mapping[str, Any], removed: Sequence[str]) -> str:

@@ -36,15 +36,24 @@ class VerbProcess:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._running: dict[str, subprocess.Popen[str]] = {}
+        self._outputs: dict[str, Path] = {}  # of each user's newest verb of a kind, while it runs
         self._turns: dict[str, object] = {}  # the newest request of each user and verb
         self._taken = self._waiting = 0
         self._is_closed = False
         self._changed = threading.Condition()
 
     def check(self, caller: str, text: str, name: str) -> dict[str, Any]:
-        """Returns what `drivetrain check --json` prints."""
+        """Returns what `drivetrain check` prints at last."""
         place = f"output={flow(str(self._root / name))}"
-        return self._on_file(caller, text, "check", f"name={flow(name)}", place, "--json")
+        return self._on_file(caller, text, "check", f"name={flow(name)}", place, "--json-lines")
+
+    def checked_so_far(self, caller: str) -> dict[str, Any] | None:
+        """Returns what the check that runs for a user has shown; None where none runs, or it has shown nothing yet."""
+        with suppress(KeyError, OSError):
+            text = self._outputs[f"check {caller}"].read_text(encoding="utf-8")
+            line = _last_line(text.rpartition("\n")[0])  # the one that is being written is left out
+            return dict(json.loads(line)) if line else None
+        return None
 
     def data(self, caller: str, text: str, rows: int, first: int, of_evaluation: bool) -> dict[str, Any]:
         """Returns what `drivetrain data --json --rows` prints."""
@@ -62,7 +71,7 @@ class VerbProcess:
         with tempfile.TemporaryDirectory(prefix="drivetrain-board-") as folder:
             file = Path(folder, "run.yaml")
             file.write_text(text, encoding="utf-8", newline="")
-            found = self._run(f"{verb} {caller}", [verb, str(file), *words])
+            found = self._run(f"{verb} {caller}", [verb, str(file), *words], Path(folder, "output"))
         return {**found, "seconds": time.monotonic() - begun}
 
     def close(self) -> None:
@@ -73,11 +82,11 @@ class VerbProcess:
                 _signal(process)
             self._changed.notify_all()
 
-    def _run(self, caller: str, words: list[str]) -> dict[str, Any]:
+    def _run(self, caller: str, words: list[str], output: Path) -> dict[str, Any]:
         with self._place(caller) as turn:
-            process = self._started(caller, turn, words)
+            process = self._started(caller, turn, words, output)
             try:
-                output, errors = process.communicate(timeout=SECONDS)
+                _, errors = process.communicate(timeout=SECONDS)
             except subprocess.TimeoutExpired:
                 _signal(process)
                 process.communicate()
@@ -87,7 +96,8 @@ class VerbProcess:
                 why = f"drivetrain {words[0]} was killed; the system does that when memory runs out"
                 raise Refusal(500, why, "failed")
         try:
-            found: dict[str, Any] = json.loads(output)
+            text = output.read_text(encoding="utf-8")
+            found: dict[str, Any] = json.loads(_last_line(text) if words[0] == "check" else text)
         except ValueError:
             why = errors.strip()[-1500:] or f"it ended with code {process.returncode}"
             if process.returncode == REFUSED:
@@ -124,15 +134,17 @@ class VerbProcess:
                 if self._turns.get(caller) is turn:
                     del self._turns[caller]
                     self._running.pop(caller, None)
+                    self._outputs.pop(caller, None)
                 self._changed.notify_all()
 
-    def _started(self, caller: str, turn: object, words: list[str]) -> subprocess.Popen[str]:
-        with self._changed:
+    def _started(self, caller: str, turn: object, words: list[str], output: Path) -> subprocess.Popen[str]:
+        with self._changed, output.open("w") as written:
             self._refuse_if_over(caller, turn)
+            self._outputs[caller] = output
             process = self._running[caller] = subprocess.Popen(
                 [*COMMAND, *words],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=written,
                 stderr=subprocess.PIPE,
                 text=True,
                 start_new_session=True,
@@ -154,6 +166,10 @@ def _signal(process: subprocess.Popen[str]) -> None:
     """Kills a process with all that it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip("\n").rpartition("\n")[2]
 
 
 def previewed(report: dict[str, Any]) -> dict[str, Any]:

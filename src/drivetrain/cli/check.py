@@ -23,6 +23,9 @@ def check(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="As it would start with --overwrite.")] = False,
     nodes: NodesOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_lines: Annotated[
+        bool, typer.Option("--json-lines", help="Print JSON in a line: before each part what is known, at last all.")
+    ] = False,
     trust: TrustOption = False,
 ) -> None:
     """Dry run: everything that `train` would refuse, at once. Reads the data, builds the model, writes nothing."""
@@ -31,14 +34,24 @@ def check(
     from drivetrain.errors import UserError
     from drivetrain.launch.dry_run import dry_run
 
-    found = dry_run(run_file_here(run_file), overrides or [], nodes, resume, overwrite, trust)
-    if as_json:
+    given = (run_file_here(run_file), overrides or [], nodes, resume, overwrite, trust)
+    found = dry_run(*given, print_line) if as_lines else dry_run(*given)
+    if as_lines:
+        print_line(found)
+    elif as_json:
         typer.echo(dumps(as_object(found), indent=2))
+    if as_lines or as_json:
         raise typer.Exit(0 if found.is_ready else 2)
     print_notices(found.notices)
     if not found.is_ready:
         raise UserError(found.problems)
     output.print(table(found))
+
+
+def print_line(found: DryRun, following: str | None = None) -> None:
+    """Prints what is known, and the part that is looked at next (data, model or plan; null at last), as a line of
+    JSON."""
+    typer.echo(dumps({"next": following, **as_object(found)}))
 
 
 def as_object(found: DryRun) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 
 from drivetrain.compare.result_rows import Row
+from drivetrain.compare.statements import Statement, stated
 from drivetrain.training.report import RunReport
 
 BEYOND = 1.645  # standard errors that 5 % of accuracies at chance exceed
@@ -17,10 +18,10 @@ def is_at_chance(row: Row) -> bool:
     return any(_is_at_chance(report) for report in row.reports)
 
 
-def chance_level(row: Row) -> str:
-    """Returns what a constant answer has, in words."""
-    largest = next((r.data["largest_class"] for r in row.reports if "largest_class" in r.data), None)
-    return "" if largest is None else f"always answering {largest['class']} has {largest['share']:.4f}"
+def chance_level(row: Row) -> Statement:
+    """Returns what a constant answer has, for a row that is at chance."""
+    largest = next(report.data["largest_class"] for report in row.reports if "largest_class" in report.data)
+    return stated("constant_answer", answer=str(largest["class"]), share=f"{largest['share']:.4f}")
 
 
 def _is_at_chance(report: RunReport) -> bool:

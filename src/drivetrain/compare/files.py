@@ -7,9 +7,10 @@ import csv
 import io
 from typing import Any
 
-from drivetrain.compare.advice import advice
+from drivetrain.compare.advice import advice, sentences
 from drivetrain.compare.figures import Figures
 from drivetrain.compare.result_rows import Comparison, Result
+from drivetrain.compare.statements import as_data
 from drivetrain.runtime.strict_json import dumps
 
 
@@ -34,6 +35,7 @@ def as_json(comparison: Comparison) -> str:
         "verb": comparison.verb,
         "axes": list(comparison.axes),
         "advice": advice(comparison),
+        "statements": [as_data(each) for each in sentences(comparison)],  # the advice, for other languages
         "machine": dict(comparison.machine),
         "rows": rows,
     }

@@ -31,7 +31,12 @@ MOST_QUOTED = 200  # characters of a parser's own words
 
 
 class BrokenText(ValueError):
-    """A text that is not valid YAML or JSON, or is beyond the bounds. The message completes "the file ..."."""
+    """A text that is not valid YAML or JSON, or is beyond the bounds. The message completes "the file ...". index: of
+    the character at which the reader gave up; None where no single one is to blame."""
+
+    def __init__(self, message: str, index: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -72,7 +77,8 @@ def parsed_yaml(text: str) -> Any:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise BrokenText(f"broken YAML{where}: {str(error.problem)[:MOST_QUOTED]}") from None
+        index = mark.index if mark is not None else None
+        raise BrokenText(f"broken YAML{where}: {str(error.problem)[:MOST_QUOTED]}", index) from None
     except BrokenText:
         raise
     except (

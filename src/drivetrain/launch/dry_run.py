@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 
@@ -43,6 +43,7 @@ from drivetrain.training.model_memory import counted, refuse_too_large
 from drivetrain.workloads.base import Workload
 
 T = TypeVar("T")
+Part = Literal["data", "model", "plan"]
 
 
 @dataclass
@@ -69,6 +70,9 @@ class DryRun:
             return None
 
 
+Seen = Callable[[DryRun, Part], None]
+
+
 def dry_run(
     run_file: Path,
     overrides: Sequence[str] = (),
@@ -76,10 +80,12 @@ def dry_run(
     resume: bool = False,
     overwrite: bool = False,
     trust: bool = False,
+    seen: Seen = lambda *_: None,
 ) -> DryRun:
     """Checks a run file on this machine as `train` does before its first step, with the options of `train`.
 
-    What only a checkpoint's content shows is left to --resume.
+    What only a checkpoint's content shows is left to --resume. seen: called before each part with what the parts before
+    it have shown.
     """
     hush()
     result = DryRun()
@@ -95,7 +101,7 @@ def dry_run(
     result.collect(lambda: RunFolder(run.folder).refuse_unless_ready(resume, overwrite, sources))
     result.collect(lambda: check_trackers(run.tracking.trackers))
     with variables(of_the_run(run, machine.device)):
-        _look_at_the_work(result, run, machine, overwrite and not resume)
+        _look_at_the_work(result, run, machine, overwrite and not resume, seen)
     return result
 
 
@@ -107,7 +113,7 @@ def _judged(run_file: Path, overrides: Sequence[str], trust: bool) -> Judged:
     return found if found.problems else replace(found, run=fetched(found.run))
 
 
-def _look_at_the_work(result: DryRun, run: RunConfig, machine: Machine, is_replaced: bool) -> None:
+def _look_at_the_work(result: DryRun, run: RunConfig, machine: Machine, is_replaced: bool, seen: Seen) -> None:
     """Adds what data and model show. Either is left out where its own settings are wrong already."""
     wrong = {each.field.split(".")[0] for each in result.problems}
     make_optimizer = result.collect(lambda: optimizer_of(run)) if "optimizer" not in wrong else None
@@ -118,6 +124,7 @@ def _look_at_the_work(result: DryRun, run: RunConfig, machine: Machine, is_repla
     is_too_large = len(result.problems) > before
     if "workload" in wrong:
         return
+    seen(result, "data")
     is_cut = not wrong & {"batch_size", "batch_size_per_device", "micro_batch_size", "loop"}
     workload = result.collect(lambda: read_workload(run, training=is_cut))
     if workload is None:
@@ -128,6 +135,7 @@ def _look_at_the_work(result: DryRun, run: RunConfig, machine: Machine, is_repla
         result.notices += preflight.workload_notes(run, workload)
         order = order_of(run, workload)
         result.facts |= {"steps": total_steps_of(run, order), "steps_per_epoch": _finite(order.steps_per_epoch)}
+    seen(result, "model")
     model = result.collect(workload.build_model) if not is_too_large and "adapter" not in wrong else None
     if model is None:
         return
@@ -137,6 +145,7 @@ def _look_at_the_work(result: DryRun, run: RunConfig, machine: Machine, is_repla
     result.notices += result.collect(lambda: _room(result, run, model, is_replaced)) or []
     if result.is_ready:
         del model  # the plan has one without numbers
+        seen(result, "plan")
         result.collect(lambda: _plan(result, run, machine, workload))
 
 

@@ -27,24 +27,31 @@ export function useModel(name, withBase) {
 }
 
 // ofBase: whether the model's base is asked in its place.
-export function useTalk(model, ofBase, settings, system) {
+export function useTalk(model, ofBase, settings, system, tools) {
   const [messages, setMessages] = useState([]);
   const [busy, setBusy] = useState(null);
   const ready = model.ready && (!ofBase || Boolean(model.entry?.withBase));
+  const asks = awaited(messages);
   const send = async (content) => {
-    if (!ready) return;
-    const before = [...messages, { role: "user", content }];
-    const answer = { role: "assistant", content: "", thought: "" };
+    if (!ready) return undefined;
+    const said = asks ? { role: "tool", content, call: asks } : { role: "user", content };
+    const before = [...messages, said];
+    if (awaited(before)) return setMessages(before); // of several functions the next one's result
+    const answer = { role: "assistant", content: "", thought: "", calls: [] };
     const control = new AbortController();
     const show = () => setMessages([...before, { ...answer }]);
     setBusy(control);
     model.setError(null);
     show();
-    const asked = [...(system.trim() ? [{ role: "system", content: system }] : []), ...before.map(({ role, content: own }) => ({ role, content: own }))];
+    const asked = [...(system.trim() ? [{ role: "system", content: system }] : []), ...before.map(sent)];
     const sampling = Object.fromEntries(Object.entries(settings).filter(([, value]) => value.trim() !== "").map(([key, value]) => [key, Number(value)]));
     try {
-      await stream(`chat/${model.entry.id}/reply`, { messages: asked, sampling, of_base: ofBase }, (kind, data) => {
-        if (kind === "piece") { answer.content += data.text ?? ""; answer.thought += data.thought ?? ""; }
+      await stream(`chat/${model.entry.id}/reply`, { messages: asked, sampling, of_base: ofBase, tools }, (kind, data) => {
+        if (kind === "piece") {
+          answer.content += data.text ?? "";
+          answer.thought += data.thought ?? "";
+          answer.calls.push(...(data.calls ?? [])); // each comes whole
+        }
         if (kind === "end") answer.note = t("chat.end", { n: data.tokens, time: data.seconds.toFixed(1) });
         if (kind === "failed") answer.note = data.message;
         show();
@@ -55,7 +62,20 @@ export function useTalk(model, ofBase, settings, system) {
     } catch (refused) {
       if (refused.name !== "AbortError") model.setError(refused);
     }
-    setBusy(null);
+    return setBusy(null);
   };
-  return { ready, busy, messages, send, stop: () => busy?.abort(), clear: () => setMessages([]) };
+  return { ready, busy, messages, asks, send, stop: () => busy?.abort(), clear: () => setMessages([]) };
+}
+
+// Returns the function call whose result the model waits for: the first one without a result since the last answer.
+function awaited(messages) {
+  const last = messages.findLastIndex((each) => each.role === "assistant");
+  const given = messages.slice(last + 1).map((each) => each.call?.id);
+  return messages[last]?.calls?.find((each) => !given.includes(each.id));
+}
+
+// Returns a message in the form of OpenAI's API.
+function sent({ role, content, calls, call }) {
+  if (call) return { role, content, tool_call_id: call.id };
+  return calls?.length ? { role, content, tool_calls: calls.map(({ id, type, function: called }) => ({ id, type, function: called })) } : { role, content };
 }

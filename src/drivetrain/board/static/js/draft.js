@@ -166,6 +166,6 @@ function named(yaml, name) {
 const same = (a, b) => a && a.recipe === b.recipe && a.from === b.from;
 
 // crypto.randomUUID is absent where the page came over plain HTTP from another machine
-function newKey() {
+export function newKey() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((each) => each.toString(16).padStart(2, "0")).join("");
 }

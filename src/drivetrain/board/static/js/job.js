@@ -2,7 +2,7 @@
 // is shown when it has ended.
 import { get, post } from "./api.js";
 import { html, useEffect, useRef, useState } from "./html.js";
-import { said, t } from "./language.js";
+import { logTongue, said, t } from "./language.js";
 import { live } from "./live.js";
 import { Failure, Note, Said, State } from "./parts.js";
 import { canEnd } from "./queue.js";
@@ -48,6 +48,6 @@ export function Job({ entry, error, children }) {
 function Log({ id }) {
   const [text, setText] = useState("");
   useEffect(() => { get(`queue/${id}/log`).then((answer) => setText(answer.text), (refused) => setText(said(refused.message))); }, [id]);
-  return html`<${Note} tone="bad"><pre class="log">${text.trimEnd().split("\n").slice(-25).join("\n")}</pre><//>`;
+  return html`<${Note} tone="bad"><pre class="log" lang=${logTongue()}>${text.trimEnd().split("\n").slice(-25).join("\n")}</pre><//>`;
 }
 

@@ -39,6 +39,14 @@ async function load(name) {
   fieldTexts[name] = texts;
 }
 
+const files = {};
+
+// Returns the texts of a file that one part of the page needs.
+export async function textsOf(file) {
+  files[file] ??= await read(file);
+  return files[file];
+}
+
 async function read(file) {
   const answer = await fetch(`static/text/${file}.json`);
   if (!answer.ok) throw new Error(`no texts ${file}: HTTP ${answer.status}`);
@@ -101,6 +109,9 @@ function expression(form) {
 
 // Returns the language of a text of the server's, for screen readers, where it is not the page's.
 export const tongue = (text) => (language.value !== "en" && text && said(text) === text ? "en" : undefined);
+
+// Returns the language of a log, which is always English, likewise.
+export const logTongue = () => (language.value === "en" ? undefined : "en");
 
 export const locale = () => TAGS[language.value];
 

@@ -6,12 +6,18 @@ export const live = new Store({ runs: new Map(), queue: null, loaded: false, rea
 const channel = new BroadcastChannel(`drivetrain ${location.pathname}`);
 let source = null;
 let release = null;
+let stays = () => false; // whether a hidden tab goes on listening
+
+// The tab that holds the stream.
+export const holds = () => source !== null;
+
+export const keepOpen = (wanted) => { stays = wanted; };
 
 export function begin() {
   channel.onmessage = ({ data }) => (data.kind === "snapshot?" ? pass() : take(data));
   channel.postMessage({ kind: "snapshot?" }); // whoever holds the stream answers at once
   lead();
-  document.addEventListener("visibilitychange", () => (document.hidden ? hand() : lead()));
+  document.addEventListener("visibilitychange", () => (document.hidden ? stays() || hand() : lead()));
 }
 
 // The lock is held by one tab; the others wait in line for it. A hidden tab lets go of it.

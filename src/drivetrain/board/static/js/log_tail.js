@@ -1,7 +1,7 @@
 // The end of a run's log, which grows while the run does.
 import { get, part, query } from "./api.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
-import { t } from "./language.js";
+import { logTongue, t } from "./language.js";
 import { Copy, Failure } from "./parts.js";
 
 const MOST = 200000; // characters kept in the page
@@ -43,6 +43,6 @@ export function LogTail({ name, live, entry, short }) {
   if (text === "" || text === null) return html`<p class="quiet" role="status">${t(live ? "log.waiting" : "log.empty")}</p>`;
   const shown = short ? text.trimEnd().split("\n").slice(-20).join("\n") : text;
   return html`<div>
-    <pre class="log" ref=${box} tabindex="0" role="log" aria-label=${t("run.log")} onScroll=${(event) => { atEnd.current = event.target.scrollTop + event.target.clientHeight > event.target.scrollHeight - 20; }}>${shown}</pre>
+    <pre class="log" lang=${logTongue()} ref=${box} tabindex="0" role="log" aria-label=${t("run.log")} onScroll=${(event) => { atEnd.current = event.target.scrollTop + event.target.clientHeight > event.target.scrollHeight - 20; }}>${shown}</pre>
     ${short ? null : html`<div class="buttons" style=${{ marginTop: ".5rem" }}><${Copy} text=${text} /></div>`}</div>`;
 }

@@ -91,5 +91,6 @@ try {
 } catch { /* the system's choice */ }
 await choose(preferred());
 begin();
+try { if (localStorage.getItem("notices")) import("./notices.js"); } catch { /* none were asked for */ }
 document.getElementById("page").replaceChildren();
 render(html`<${Page} />`, document.getElementById("page"));

@@ -1,7 +1,8 @@
 // A comparison that was started from a form: its state, and its table and advice when it is done.
+import { Advice } from "./advice.js";
 import { get, part, post, remove } from "./api.js";
 import { html, useState } from "./html.js";
-import { language, t, textOr } from "./language.js";
+import { logTongue, t, textOr } from "./language.js";
 import { live } from "./live.js";
 import { bytes, figure, moment } from "./numbers.js";
 import { Confirm, Failure, Loading, metricName, Note, Said, State, useAnswer } from "./parts.js";
@@ -45,7 +46,7 @@ function Matrix({ name, moved, me, again }) {
     ${entry?.reason && !result ? html`<${Note} tone=${isLive ? "" : "bad"}><p><${Said} text=${entry.reason} /></p><//>` : null}
     ${refused ? html`<${Failure} error=${refused} />` : null}
     ${entry && !result ? html`<${Log} id=${entry.id} state=${entry.state} />` : null}
-    ${result ? html`<${Table} of=${result} /><${Note}>${language.value === "en" ? null : html`<p class="small">${t("matrix.advice")}</p>`}<p><${Said} text=${result.advice} /></p><//>` : null}
+    ${result ? html`<${Table} of=${result} /><${Advice} of=${result} />` : null}
     ${asked ? html`<${Confirm} title=${t("run.delete_ask", { name })} text=${t("matrix.deletes")} action=${t("run.delete")} danger=${true} onYes=${forget} onNo=${() => setAsked(false)} />` : null}</section>`;
 }
 
@@ -66,7 +67,7 @@ function Log({ id, state }) {
   const [answer, error] = useAnswer(() => get(`queue/${id}/log`), [id, state, queue]);
   const text = answer?.text.trimEnd().split("\n").slice(-20).join("\n") ?? "";
   if (error) return html`<${Failure} error=${error} />`;
-  return text ? html`<pre class="log" tabindex="0" role="log" aria-label=${t("run.log")}>${text}</pre>` : html`<p class="quiet" role="status">${t("log.waiting")}</p>`;
+  return text ? html`<pre class="log" lang=${logTongue()} tabindex="0" role="log" aria-label=${t("run.log")}>${text}</pre>` : html`<p class="quiet" role="status">${t("log.waiting")}</p>`;
 }
 
 function share(value) { return `${figure(value * 100, 3)} %`; }

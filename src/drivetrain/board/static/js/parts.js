@@ -46,9 +46,10 @@ export function Failure({ error }) {
   <//>`;
 }
 
-export function Problems({ of, choose }) {
+// lines: whether the reader sees the text, in which each problem has a line
+export function Problems({ of, choose, lines }) {
   return html`<ul>${of.map((each) => html`<li>
-    ${choose ? html`<button class="plain" onClick=${() => choose(each.field)}><code>${each.field}</code></button>` : html`<code>${each.field}</code> `}
+    ${choose ? html`<button class="plain" onClick=${() => choose(each)}><code>${each.field}</code>${lines && each.line ? html`<span>${t("list")}${t("problem.line", { line: each.line })}</span>` : null}</button>` : html`<code>${each.field}</code> `}
     <${Said} text=${each.why} />${t("stop")} <span class="quiet"><${Said} text=${each.fix} /></span></li>`)}</ul>`;
 }
 

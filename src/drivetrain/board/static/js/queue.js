@@ -3,6 +3,7 @@ import { post } from "./api.js";
 import { html, useState } from "./html.js";
 import { said, t } from "./language.js";
 import { bytes } from "./numbers.js";
+import { Notices } from "./notices.js";
 import { Failure, Note, Said, State } from "./parts.js";
 import { Progress } from "./progress.js";
 import { link } from "./route.js";
@@ -39,9 +40,11 @@ export function Queue({ queue, runs, me }) {
           ${may && canEnd(entry) ? html`<button onClick=${() => act(post(`queue/${entry.id}/stop`))} data-end=${entry.id} aria-label=${t("queue.end_one", { name: entry.run })}>${t("queue.end")}</button>` : null}</td></tr>`)}</tbody></table></div>`
       : html`<p class="quiet">${t("queue.empty")}</p>`}
     <div class="small quiet" style=${{ display: "flex", flexWrap: "wrap", gap: ".2rem 1.5rem", marginTop: ".6rem" }}>${queue.devices.map((each) => html`
-      <span key=${each.id}>${said(each.name)}${each.memory_bytes ? `${t("colon")}${each.used_bytes === null ? bytes(each.memory_bytes) : t("queue.memory", { used: bytes(each.used_bytes), all: bytes(each.memory_bytes) })}` : ""}${each.others ? `${t("list")}${t("queue.others")}` : ""}</span>`)}</div>
+      <span key=${each.id}>${said(each.name)}${each.memory_bytes ? `${t("colon")}${each.used_bytes === null ? bytes(each.memory_bytes) : t("queue.memory", { used: bytes(each.used_bytes), all: bytes(each.memory_bytes) })}` : ""}${each.others ? `${t("list")}${t("queue.others")}` : ""}</span>`)}
+      ${queue.disk ? html`<span class=${queue.disk.is_low ? "badge bad" : ""}>${t("queue.disk", { free: bytes(queue.disk.free_bytes) })}</span>` : null}</div>
     ${may ? html`<div class="controls" style=${{ margin: ".6rem 0 0" }}>
       <label><input type="checkbox" checked=${queue.settings.go_on_after_failure} onChange=${(event) => act(post("queue/settings", { go_on_after_failure: event.target.checked }))} /> ${t("queue.go_on_after_failure")}</label>
+      <${Notices} />
       <label>${t("queue.at_once")} <input type="number" min="1" max="64" style=${{ width: "4.5rem" }} value=${queue.settings.at_once_cpu} onChange=${(event) => event.target.value && act(post("queue/settings", { at_once_cpu: Number(event.target.value) }))} /></label></div>` : null}
   </section>`;
 }

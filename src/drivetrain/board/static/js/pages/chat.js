@@ -8,6 +8,7 @@ import { route, settle } from "../route.js";
 import { useStore } from "../store.js";
 
 const SAMPLING = [["temperature", "0.7"], ["top_p", "1"], ["max_tokens", "256"], ["seed", ""]];
+const EXAMPLE = '[{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]';
 const BASE = ":base"; // a choice of what stands beside; no run is called so
 
 export default function Chat({ me }) {
@@ -17,22 +18,26 @@ export default function Chat({ me }) {
   const names = [...runs.values()].filter((run) => run.workload?.startsWith("language_model") && run.step).map((run) => run.name);
   const [settings, setSettings] = useState(Object.fromEntries(SAMPLING));
   const [system, setSystem] = useState("");
+  const [written, setWritten] = useState(""); // functions, as JSON
   const [text, setText] = useState("");
+  const tools = functions(written);
   const hasBase = Boolean(runs.get(query.left)?.has_base);
   const withBase = query.right === BASE && hasBase;
   const left = useModel(query.left, withBase);
   const other = useModel(query.right === BASE ? "" : query.right, false);
-  const talks = [useTalk(left, false, settings, system), useTalk(left, true, settings, system), useTalk(other, false, settings, system)];
+  const talks = [useTalk(left, false, settings, system, tools), useTalk(left, true, settings, system, tools), useTalk(other, false, settings, system, tools)];
   const columns = [{ model: left, talk: talks[0], title: query.left ?? "" },
     ...(withBase ? [{ model: left, talk: talks[1], title: t("chat.base_of", { name: query.left }), ofBase: true }] : []),
     ...(query.right && query.right !== BASE ? [{ model: other, talk: talks[2], title: query.right }] : [])];
   const ready = columns.every(({ talk }) => talk.ready);
   const busy = columns.some(({ talk }) => talk.busy);
+  const asking = columns.filter(({ talk }) => talk.asks);
+  const message = asking.length ? t("chat.result_of", { name: asking[0].talk.asks.function.name }) : t("chat.message");
   if (me.user.role === "viewer") return html`<p class="quiet">${t("viewer")}</p>`;
   const send = (event) => {
     event.preventDefault();
-    if (!text.trim() || !ready || busy) return;
-    for (const { talk } of columns) talk.send(text);
+    if (!text.trim() || !ready || busy || tools === null) return;
+    for (const { talk } of asking.length ? asking : columns) talk.send(text);
     setText("");
   };
   const choose = async (side, name) => {
@@ -49,15 +54,26 @@ export default function Chat({ me }) {
           <option value="">${t("chat.alone")}</option>${hasBase ? html`<option value=${BASE}>${t("chat.base")}</option>` : null}
           ${names.filter((each) => each !== query.left).map((each) => html`<option value=${each}>${each}</option>`)}</select></div></div>
       ${query.left ? html`<div class=${columns.length > 1 ? "sides" : ""}>${columns.map((each, i) => html`<${Column} key=${each.title} of=${each} id=${i} />`)}</div>` : html`<p class="quiet">${t("chat.about")}</p>`}
-      <form onSubmit=${send}><label for="message" class="hidden">${t("chat.message")}</label>
-        <textarea id="message" rows="3" placeholder=${t("chat.message")} value=${text} onInput=${(event) => setText(event.target.value)}
+      <form onSubmit=${send}><label for="message" class="hidden">${message}</label>
+        <textarea id="message" rows="3" placeholder=${message} value=${text} onInput=${(event) => setText(event.target.value)}
           onKeyDown=${(event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event); }}></textarea>
-        <div class="buttons" style=${{ margin: ".5rem 0" }}>${busy ? html`<button type="button" onClick=${() => columns.forEach(({ talk }) => talk.stop())}>${t("chat.stop")}</button>` : html`<button class="main" disabled=${!ready || !text.trim()}>${t("chat.send")}</button>`}
+        <div class="buttons" style=${{ margin: ".5rem 0" }}>${busy ? html`<button type="button" onClick=${() => columns.forEach(({ talk }) => talk.stop())}>${t("chat.stop")}</button>` : html`<button class="main" disabled=${!ready || !text.trim() || tools === null}>${t("chat.send")}</button>`}
           <button type="button" onClick=${() => talks.forEach((talk) => talk.clear())}>${t("chat.clear")}</button></div></form>
       <details class="box"><summary>${t("chat.settings")}</summary><div class="fields" style=${{ marginTop: ".6rem" }}>
         <div class="field long"><label for="system">${t("chat.system")}</label><textarea id="system" rows="2" value=${system} onInput=${(event) => setSystem(event.target.value)}></textarea></div>
+        <div class="field long"><label for="tools">${t("chat.tools")}</label><textarea id="tools" class="code" rows="2" spellcheck=${false} placeholder=${EXAMPLE} value=${written} aria-invalid=${tools === null ? "true" : null} aria-describedby="tools-doc" onInput=${(event) => setWritten(event.target.value)}></textarea>
+          <p class="doc" id="tools-doc">${t(tools === null ? "chat.tools_wrong" : "chat.tools_about")}</p></div>
         ${SAMPLING.map(([name]) => html`<div class="field"><label for=${`s-${name}`}>${t(`chat.${name}`)}</label><input id=${`s-${name}`} inputmode="decimal" value=${settings[name]} onInput=${(event) => setSettings({ ...settings, [name]: event.target.value })} /></div>`)}</div></details>`
     : html`<${Empty}><p>${t("chat.none")}</p><//>`}`;
+}
+
+// Returns the functions that a text lists; undefined for none, and null for a text that is no list.
+function functions(text) {
+  if (!text.trim()) return undefined;
+  try {
+    const found = JSON.parse(text);
+    return Array.isArray(found) ? found : null;
+  } catch { return null; }
 }
 
 function Column({ of: { model, talk, title, ofBase }, id }) {
@@ -68,7 +84,7 @@ function Column({ of: { model, talk, title, ofBase }, id }) {
     <p class="small quiet" role="status"><${Standing} model=${model} ofBase=${ofBase} ready=${talk.ready} /></p>
     ${model.error && !ofBase ? html`<${Failure} error=${model.error} />` : null}
     <div class="messages" role="log" aria-live="polite" tabindex="0" aria-label=${title}>${talk.messages.map((each, i) => html`<div key=${i} class=${`message ${each.role}`}><b class="small">${t(`chat.${each.role}`)}</b>
-      ${each.thought ? html`<div class="quiet small">${each.thought}</div>` : null}<div class="tokens">${each.content}</div>${each.note ? html`<span class="quiet small"><${Said} text=${each.note} /></span>` : null}</div>`)}<i ref=${end}></i></div></section>`;
+      ${each.thought ? html`<div class="quiet small">${each.thought}</div>` : null}<div class="tokens">${each.content}</div>${(each.calls ?? []).map((call) => html`<pre class="command" data-call>${call.function.name}(${call.function.arguments})</pre>`)}${each.note ? html`<span class="quiet small"><${Said} text=${each.note} /></span>` : null}</div>`)}<i ref=${end}></i></div></section>`;
 }
 
 // Says where a column's model stands, and why it waits.

@@ -1,15 +1,17 @@
 // A new run: a recipe to begin with, the form or the YAML, what the checker says, and Start.
 import { get, post } from "../api.js";
 import { DataPreview } from "../data_preview.js";
-import { Draft } from "../draft.js";
+import { Draft, newKey } from "../draft.js";
 import { Form } from "../form.js";
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
 import { knowFields, language, loadFieldTexts, t, textOr } from "../language.js";
+import { live } from "../live.js";
+import { bytes } from "../numbers.js";
 import { FullCheck } from "../full_check.js";
 import { Copy, Failure, Loading, Note, Problems, Said, Tabs, useAnswer } from "../parts.js";
 import { go, route, settle } from "../route.js";
 import { useStore } from "../store.js";
-import { YamlEditor } from "../yaml_editor.js";
+import { goToProblem, YamlEditor } from "../yaml_editor.js";
 
 export default function NewRun({ me }) {
   useStore(language);
@@ -24,6 +26,11 @@ export default function NewRun({ me }) {
   const begun = state.yaml.trim() !== "";
   const [documented, undocumented] = useAnswer(() => (begun ? loadFieldTexts() : Promise.resolve(false)), [begun]);
   const tab = query.tab ?? "form";
+  const find = (problem) => {
+    if (tab === "yaml" && problem.line) return goToProblem(problem);
+    settle({ tab: problem.field === BROKEN ? "yaml" : "form" });
+    setWanted(problem.field === BROKEN ? "" : problem.field);
+  };
   const error = schemaError ?? recipesError;
   if (error) return html`<${Failure} error=${error} />`;
   if (!schema || !recipes) return html`<${Loading} />`;
@@ -34,12 +41,13 @@ export default function NewRun({ me }) {
     ${begun ? html`<div class="columns">
       <div>
         <${Tabs} label=${t("new.views")} value=${tab} options=${[["form", t("new.form")], ["yaml", t("new.yaml")], ["data", t("new.data")]]} onChoose=${(key) => settle({ tab: key })} />
-        ${tab === "yaml" ? html`<${YamlEditor} draft=${draft} yaml=${state.yaml} />` : tab === "data" ? html`<${DataPreview} state=${state} />` : !documented && !undocumented ? html`<${Loading} />` : html`<${Form} schema=${schema} draft=${draft} state=${state} wanted=${wanted} setWanted=${setWanted} />`}
+        ${tab === "yaml" ? html`<${YamlEditor} draft=${draft} yaml=${state.yaml} problems=${state.problems} />` : tab === "data" ? html`<${DataPreview} state=${state} />` : !documented && !undocumented ? html`<${Loading} />` : html`<${Form} schema=${schema} draft=${draft} state=${state} wanted=${wanted} setWanted=${setWanted} />`}
       </div>
-      <aside class="beside"><${Beside} draft=${draft} schema=${schema} state=${state} me=${me} find=${(path) => { settle({ tab: "form" }); setWanted(path); }} /></aside>
+      <aside class="beside"><${Beside} draft=${draft} schema=${schema} state=${state} me=${me} tab=${tab} find=${find} /></aside>
     </div>` : html`<p class="quiet">${t("new.begin")}</p>`}`;
 }
 
+const BROKEN = "yaml"; // the field of a problem with a text that is no YAML
 const FIRST = "digits"; // needs no data of the user's, and is trained in seconds
 
 function Recipes({ of: all, chosen, begun }) {
@@ -61,15 +69,15 @@ function Folded({ title, load, look, ...given }) {
   return html`<details class=${`box ${look ?? ""}`} onToggle=${open}><summary><b>${title}</b></summary>${Inner ? html`<${Inner} ...${given} />` : null}</details>`;
 }
 
-function Beside({ draft, schema, state, me, find }) {
+function Beside({ draft, schema, state, me, tab, find }) {
   return html`<div class="box">
       <${Start} draft=${draft} state=${state} me=${me} />
       <div id="problems" aria-live="polite">${state.error ? html`<${Failure} error=${state.error} />` : null}
-        ${state.problems.length ? html`<${Note} tone="bad"><p><b>${t("new.problems", { n: state.problems.length })}</b></p><${Problems} of=${state.problems} choose=${find} /><//>`
+        ${state.problems.length ? html`<${Note} tone="bad"><p><b>${t("new.problems", { n: state.problems.length })}</b></p><${Problems} of=${state.problems} choose=${find} lines=${tab === "yaml"} /><//>`
           : state.ready && !state.busy ? html`<p class="quiet small" data-ready>${t("new.ready")}</p>` : null}
         ${state.notices.length ? html`<${Note} tone="warn"><ul>${state.notices.map((each) => html`<li><${Said} text=${notice(each)} /></li>`)}</ul><//>` : null}</div>
     </div>
-    <${FullCheck} state=${state} />
+    <${FullCheck} draft=${draft} state=${state} />
     ${me.user.role === "viewer" ? null : html`<${Folded} title=${t("matrix.instead")} load=${() => import("../matrix_form.js")} schema=${schema} state=${state} />`}
     <${Command} state=${state} />`;
 }
@@ -79,6 +87,7 @@ const notice = (each) => (typeof each === "string" ? each : `${each.field}: ${ea
 function Start({ draft, state, me }) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
+  const [devices, setDevices] = useState([]);
   const sending = useRef(false); // a second click comes before the button is drawn as disabled
   if (me.user.role === "viewer") return html`<p class="quiet">${t("viewer")}</p>`;
   const start = async () => {
@@ -87,7 +96,7 @@ function Start({ draft, state, me }) {
     setBusy(true);
     setError(null);
     try {
-      const entry = await post("queue", { key: draft.key, yaml: state.yaml });
+      const entry = await post("queue", { key: draft.key, yaml: state.yaml, devices: devices.length ? devices : null });
       draft.started();
       go(["runs", entry.run]);
     } catch (refused) {
@@ -100,7 +109,18 @@ function Start({ draft, state, me }) {
   return html`<div class="buttons start">
       <button class="main big" disabled=${!state.ready || busy || state.busy} onClick=${start} data-start>${t(busy ? "new.starting" : "new.start")}</button>
       <span class="quiet small" role="status">${state.busy ? t("new.checking") : state.problems.length ? t("new.problems", { n: state.problems.length }) : ""}</span></div>
+    <${Devices} chosen=${devices} choose=${(found) => { setDevices(found); draft.key = newKey(); }} />
     ${error ? html`<${Failure} error=${error} />` : null}`;
+}
+
+// The GPUs that a run may have, where there are several; none of them ticked stands for any that is free.
+function Devices({ chosen, choose }) {
+  const { queue } = useStore(live);
+  const gpus = queue?.devices.filter((each) => each.id !== "cpu") ?? [];
+  if (gpus.length < 2) return null;
+  return html`<fieldset class="small"><legend>${t("new.devices")}</legend><div class="choices">${gpus.map((each) => html`
+    <label key=${each.id}><input type="checkbox" data-device=${each.id} checked=${chosen.includes(each.id)} onChange=${({ target }) => choose(target.checked ? [...chosen, each.id] : chosen.filter((id) => id !== each.id))} />
+      <span>GPU ${each.id} <span class="quiet" translate=${false}>${each.name}</span>${each.used_bytes === null ? "" : ` ${t("queue.memory", { used: bytes(each.used_bytes), all: bytes(each.memory_bytes) })}`}${each.others ? `${t("list")}${t("queue.others")}` : ""}</span></label>`)}</div></fieldset>`;
 }
 
 function Command({ state }) {

@@ -14,6 +14,7 @@ import { link, route, settle } from "../route.js";
 import { useStore } from "../store.js";
 
 const ENDED = ["completed", "stopped_early", "interrupted", "failed", "refused", "lost", "cancelled", "unknown"];
+const SILENT = 600; // seconds without a new line of events, after which the page says so
 const TABS = ["curves", "log", "checkpoints", "config", "notes"];
 
 export default function Run({ name, me }) {
@@ -34,6 +35,7 @@ export default function Run({ name, me }) {
       <div class="grow"><${Progress} run=${run} /></div>
       <${Facts} run=${run} />
       ${details ? html`<${Actions} run=${run} actions=${details.actions} me=${me} again=${again} />` : null}</div></div>
+    <${Silence} run=${run} />
     ${details ? html`<${Trouble} run=${run} events=${details.events} />` : null}
     <${Tabs} label=${t("run.views")} value=${tab} options=${TABS.map((each) => [each, t(`run.${each}`)])} onChoose=${(key) => settle({ tab: key })} />
     ${tab === "curves" ? html`<${Curves} name=${name} run=${run} query=${query} />` : null}
@@ -70,6 +72,15 @@ function Actions({ run, actions, me, again }) {
     <a class="button" href=${`api/${base}/report`} download data-report>${t("run.report")}</a></div>
     ${asked ? html`<${Confirm} title=${t(`run.${asked}_ask`, { name: run.name })} text=${[said(actions[asked]), asked === "delete" ? t("run.frees", { size: bytes(run.bytes) }) : ""].filter(Boolean).join(" ")} action=${t(`run.${asked}`)} danger=${ways[asked][2]}
       onYes=${async () => { await ways[asked][0](); done(); }} onNo=${() => setAsked(null)} />` : null}`;
+}
+
+// A run that works without a word: a long evaluation, or it hangs.
+function Silence({ run }) {
+  const [now, setNow] = useState(Date.now());
+  useEffect(() => { const timer = setInterval(() => setNow(Date.now()), 15_000); return () => clearInterval(timer); }, []);
+  const seconds = (now - Date.parse(run.changed)) / 1000;
+  if (run.status !== "running" || !(seconds > SILENT)) return null;
+  return html`<${Note} tone="warn"><p data-silent>${t("run.silent", { time: duration(seconds) })}</p><//>`;
 }
 
 function Trouble({ run, events }) {
