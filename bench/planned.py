@@ -6,9 +6,9 @@
     python bench/planned.py --folder work --replan  # what was measured, by today's code and calibration
     python bench/planned.py --page                  # the table of what was measured so far
 
-A row is one way to run a recipe: the plan of it, and real steps of the same, in as many processes as it has ranks
-(planned_ranks.py), which take one way after the other. Rows are kept in results/planned.jsonl as they are found, and
-are not measured again: the bench goes on where it ended.
+A row is one way to run a recipe: the plan of it, and real steps of the same, in as many new processes as it has ranks
+(planned_ranks.py). Rows are kept in results/planned.jsonl as they are found, and are not measured again: the bench goes
+on where it ended.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ from tables import write
 
 from drivetrain.errors import UserError
 from drivetrain.plan.as_asked import plan_as_asked
+from drivetrain.plan.calibration import kept
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.machines import cluster
+from drivetrain.plan.room import library_bytes
+from drivetrain.plan.rows import Row
+from drivetrain.runtime.hardware import detect
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -54,13 +58,14 @@ SHORTER = {  # of recipes whose step takes a minute on a processor, planned and 
     "preferences-dpo": ["batch_size=4"],
     "alpaca-qlora": ["batch_size=4"],
     "distill": ["batch_size=4"],
+    "cifar10-resnet50-224": ["batch_size=8", "micro_batch_size=8", "precision=fp32"],
     "rewards-grpo": ["batch_size=4", "workload.reinforcement.answers=2", "workload.reinforcement.max_new_tokens=32"],
 }
 ALONE, TOGETHER = ("single",), ("ddp", "fsdp", "zero1", "zero2", "zero3", "mesh.tp2", "mesh.pp2")
 RANKS = (1, 2, 4)
 RANK = Path(__file__).resolve().with_name("planned_ranks.py")
 LIMIT_SECONDS = 900
-STEPS, FEW = 9, 1  # that are timed: all, and where memory is what is asked
+STEPS, FEW = 9, 1  # that are timed at least, and where memory is what is asked
 
 
 def main() -> None:
@@ -144,39 +149,32 @@ def settings(recipe: str, engine: str, ranks: int) -> list[str]:
 
 
 def rows_of(recipe: str, ranks: int, engines: list[str], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yields a row for each engine: first those that rules refuse."""
-    file, plans = ROOT / "recipes" / f"{recipe}.yaml", dict[str, dict[str, Any]]()
+    """Yields a row for each engine."""
+    file = ROOT / "recipes" / f"{recipe}.yaml"
     for engine in engines:
-        plans[engine] = plan_of(file, settings(recipe, engine, ranks))
-        if "refused" in plans[engine]:
-            yield {"recipe": recipe, "engine": engine, "ranks": ranks, "planned": plans[engine], "measured": {}}
-    allowed = [engine for engine in engines if "refused" not in plans[engine]]
-    for engine, found in zip(allowed, measured(file, ranks, allowed, options), strict=False):
-        yield {"recipe": recipe, "engine": engine, "ranks": ranks, "planned": plans[engine], "measured": found}
+        words = settings(recipe, engine, ranks)
+        planned = plan_of(file, words)
+        found = {} if "refused" in planned else measured(file, ranks, words, options)
+        yield {"recipe": recipe, "engine": engine, "ranks": ranks, "planned": planned, "measured": found}
 
 
-def measured(file: Path, ranks: int, engines: list[str], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yields what the ranks measured of each engine; a failure for those that they did not come to."""
-    if not engines:
-        return
-    ways = json.dumps([settings(file.stem, engine, ranks) for engine in engines])
+def measured(file: Path, ranks: int, words: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Returns what the ranks measured, or how they failed."""
     steps = FEW if options.memory or ranks > (os.cpu_count() or 1) else STEPS
     with tempfile.TemporaryDirectory(prefix="planned-") as folder:
         log = Path(folder) / "log"
-        given = f"{folder}/store {shlex.quote(str(file))} {shlex.quote(ways)} {steps}"
+        modules = Path(folder) / "modules"  # what the plans have imported so far: all of the run's code
+        modules.write_text("\n".join(name for name in list(sys.modules) if name != "__main__"))
+        given = f"{folder}/store {shlex.quote(str(file))} {shlex.quote(json.dumps(words))} {steps} {modules}"
         each = f"{shlex.quote(sys.executable)} -W ignore {shlex.quote(str(RANK))}"
         # one command, so that a prefix holds for all of them
         text = " & ".join(f"{each} {rank} {ranks} {given} 2>{log}.{rank}" for rank in range(ranks))
         command = [*shlex.split(options.prefix), "timeout", str(LIMIT_SECONDS), "sh", "-c", f"{text}; wait"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment()) as running:
-            assert running.stdout is not None
-            left = len(engines)
-            for line in running.stdout:
-                if line.startswith("{"):
-                    yield json.loads(line)
-                    left -= 1
-        for _ in range(left):
-            yield {"failed": f"the ranks ended with code {running.returncode}: {last(Path(f'{log}.0').read_text())}"}
+        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=child_environment(), check=False)
+        found = next((line for line in ended.stdout.splitlines() if line.startswith("{")), None)
+        if found is not None:
+            return dict(json.loads(found))
+        return {"failed": f"the ranks ended with code {ended.returncode}: {last(Path(f'{log}.0').read_text())}"}
 
 
 def last(text: str) -> str:
@@ -194,11 +192,22 @@ def plan_of(recipe: Path, words: list[str]) -> dict[str, Any]:
         return {"failed": row.reason}
     return {
         "tensor": row.costs.memory.allocated,
+        "resident": row.costs.memory.reserved + libraries(row),
+        "messages": sum(each.calls for each in row.costs.messages),
         "seconds": row.seconds,
         "bound_by": None if row.timing is None else row.timing.bound_by,
         "precision": row.run.precision,
         "notes": list(found.notes),
     }
+
+
+def libraries(row: Row) -> int:
+    """Returns what libraries take beyond their import; 0 where this machine was not calibrated."""
+    known = kept(detect())
+    if known is None or row.costs is None:
+        return 0
+    speeds = known.alone if row.run.world_size == 1 or known.together is None else known.together
+    return library_bytes(row.costs.operations, speeds)
 
 
 def summary(row: dict[str, Any]) -> str:

@@ -13,13 +13,15 @@ from tables import machine_line, markdown_table
 DISTURBED = 0.05  # cores that other programs took; more, and a time says nothing
 SMALL, NEAR = 64 * 2**20, 2 * 2**20  # a peak below the first may be off by the second
 INTRODUCTION = f"""Made by `python bench/planned.py`. A row is a way to run a recipe: its plan, and real steps of its
-engine, in one process a rank, which takes one way after the other.
+engine, in a new process a rank.
 
 - The peak of tensors is that of the fullest rank in a step. Of recipes whose step takes a minute on a processor,
   smaller steps are planned and measured (`SHORTER` in bench/planned.py).
 - Resident memory counts above that before the model is built, when all is imported and the data are read. Its planned
-  value is the peak of tensors: what libraries keep for themselves is not planned, and is most of a small run's.
-- The time of a step is the median of nine (three where they are long), without loading data; the plan's is from
+  value is what the allocator holds for the tensors, gaps between them included, and what libraries take once they are
+  used, as `drivetrain calibrate` measured it.
+- The time of a step is the median of those of a second or so (nine at least, three where they are long), without
+  loading data; the plan's is from
   `drivetrain calibrate`. It is compared only where ranks do not exceed cores, other programs took at most
   {DISTURBED:.0%} of a core and more than one step was timed; of the others the planned time stands beside the
   processor time of the rank that used most, over all its threads."""
@@ -69,8 +71,8 @@ def figures(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
     found: dict[str, tuple[float, float]] = {}
     if planned.get("tensor") and measured.get("tensor"):
         found["tensor"] = planned["tensor"], measured["tensor"]
-    if planned.get("tensor") and measured.get("resident"):
-        found["resident"] = planned["tensor"], measured["resident"]
+    if planned.get("resident") and measured.get("resident"):
+        found["resident"] = planned["resident"], measured["resident"]
     both = planned.get("seconds"), measured.get("seconds")
     if all(both) and row["ranks"] <= (os.cpu_count() or 1) and not is_disturbed(row):
         found["seconds"] = both

@@ -1,27 +1,30 @@
-"""One rank of bench/planned.py: takes real steps of some ways to run a recipe, one way after the other.
+"""One rank of bench/planned.py: takes real steps of one way to run a recipe.
 
-    python bench/planned_ranks.py RANK WORLD STORE RECIPE JSON STEPS
+    python bench/planned_ranks.py RANK WORLD STORE RECIPE JSON STEPS MODULES
 
-JSON: a list of lists of overrides. STEPS: the most that are timed.
-Prints a line of JSON for each on the first rank: the largest figures of the ranks.
+JSON: a list of overrides. STEPS: the fewest that are timed. MODULES: a file with names of modules to import beforehand,
+so that memory counts without them.
+Prints a line of JSON on the first rank: the largest figures of the ranks.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import json
+import math
 import os
+import re
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from planned_page import DISTURBED
 
 from drivetrain.compare.busy import busy_seconds, own_seconds
 from drivetrain.config import rules
@@ -29,14 +32,18 @@ from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.measure.memory import TensorPeak, peaks, reset_peaks
+from drivetrain.memory.limit import limited
+from drivetrain.memory.shortage import give_back
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.plan.trace_batches import fullest_window
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.assemble import assemble_around, read_workload
-from drivetrain.training.auto_settings import rows_of
+from drivetrain.training.auto_settings import settle_rows
 
 FIRST, FEWEST = 2, 3  # steps before those that are timed; how few are where they are long
 LONG = 15.0  # seconds that the timed steps may take together, before they become fewer
+SHORT, MOST = 1.0, 300  # seconds that they take at least, up to so many: the kernel counts other programs in 10 ms
+TRIES = 4  # until no other program disturbs
 CPU = torch.device("cpu")
 
 
@@ -47,25 +54,30 @@ def main() -> None:
     if world > 1:
         dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
     ranks = Communicator()
-    for overrides in json.loads(sys.argv[5]):
-        try:
-            found: dict[str, Any] = measured(recipe, overrides, ranks, int(sys.argv[6]))
-        except Exception as error:
-            found = {"failed": f"{type(error).__name__}: {error}"[:300]}
-        found = fullest(ranks.all_gather(found))
-        if rank == 0:
-            print(json.dumps(found), flush=True)
+    import_all(Path(sys.argv[7]).read_text().split())
+    try:
+        found: dict[str, Any] = measured(recipe, json.loads(sys.argv[5]), ranks, int(sys.argv[6]))
+    except Exception as error:
+        found = {"failed": f"{type(error).__name__}: {error}"[:300]}
+    found = fullest(ranks.all_gather(found))
+    if rank == 0:
+        print(json.dumps(found), flush=True)
     os._exit(0)  # gloo's threads would wait
+
+
+def import_all(names: list[str]) -> None:
+    for name in names:
+        with suppress(Exception):  # one that only another program can import
+            import_module(name)
 
 
 def measured(recipe: Path, overrides: list[str], ranks: Communicator, steps: int) -> dict[str, Any]:
     machine, run = detect(), read(recipe, overrides)
-    import_module(f"drivetrain.engines.{run.engine.traits.implementation.partition(':')[0]}")
     workload = read_workload(run, training=True)
-    workload.rows = rows_of(run, machine, workload, compiles=False)
-    emptied()
-    before = resident_now()
-    with arithmetic(run.precision_spec, machine):
+    settle_rows(run, machine, workload, compiles=False)
+    give_back()
+    before, mapped_before = resident_now(), mapped_now()
+    with arithmetic(run.precision_spec, machine), limited(run.memory_limit_bytes, "cpu"):
         engine = assemble_around(workload, run, machine, ranks)
         window = fullest_window(run, machine, workload, engine)
 
@@ -82,20 +94,32 @@ def measured(recipe: Path, overrides: list[str], ranks: Communicator, steps: int
                 step()
         for _ in range(FIRST):
             last = seconds_of(step)
-        timed = min(steps, max(FEWEST, int(LONG / max(ranks.all_gather(last)))))
-        work = Work()
-        seconds = [seconds_of(step) for _ in range(timed)]
-        used = work.used()
+        timed = number_of_steps(max(ranks.all_gather(last)), steps)
+        for _ in range(TRIES if steps > 1 else 1):
+            work = Work()
+            seconds = [seconds_of(step) for _ in range(timed)]
+            used = work.used()
+            if foreign_cores(ranks.all_gather(used)) <= DISTURBED:
+                break
         resident = peaks(CPU)["resident"] - before
+        mapped = mapped_now() - mapped_before
         engine.close()
     return {
         "tensor": min(peak.phases[-2:]),  # the first step has no optimizer state yet
         "resident": resident,
+        "mapped": mapped,
         "seconds": statistics.median(seconds),
         "steps": timed,
         "threads": torch.get_num_threads(),
         **used,
     }
+
+
+def number_of_steps(seconds: float, fewest: int) -> int:
+    """Returns how many steps of so many seconds are timed."""
+    if fewest == 1:
+        return 1
+    return min(max(fewest, math.ceil(SHORT / seconds)), MOST, max(FEWEST, int(LONG / seconds)))
 
 
 def seconds_of(step: Callable[[], None]) -> float:
@@ -120,12 +144,17 @@ def fullest(found: list[dict[str, Any]]) -> dict[str, Any]:
     for each in found:
         if "failed" in each:
             return each
-    foreign = found[0]["busy"] - sum(each["own"] for each in found)
     largest = {
-        name: max(each[name] for each in found) for name in ("tensor", "resident", "seconds", "steps", "threads")
+        name: max(each[name] for each in found)
+        for name in ("tensor", "resident", "mapped", "seconds", "steps", "threads")
     }
     mine = max(each["own"] for each in found) / found[0]["steps"]
-    return {**largest, "processor_seconds": mine, "foreign_cores": round(max(0.0, foreign / found[0]["elapsed"]), 3)}
+    return {**largest, "processor_seconds": mine, "foreign_cores": foreign_cores(found)}
+
+
+def foreign_cores(found: list[dict[str, Any]]) -> float:
+    foreign = found[0]["busy"] - sum(each["own"] for each in found)
+    return round(max(0.0, float(foreign / found[0]["elapsed"])), 3)
 
 
 def read(recipe: Path, overrides: list[str]) -> RunConfig:
@@ -136,10 +165,10 @@ def read(recipe: Path, overrides: list[str]) -> RunConfig:
     return run
 
 
-def emptied() -> None:
-    """Gives back to the kernel what an earlier way has left in the heap."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+def mapped_now() -> int:
+    """Returns the resident bytes of files: the code of libraries that was used so far."""
+    [kilobytes] = re.findall(r"RssFile:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    return int(kilobytes) * 1024
 
 
 def resident_now() -> int:

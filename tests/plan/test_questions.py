@@ -18,7 +18,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.plan.page import as_html, write_page
 from drivetrain.plan.page_chart import chart
 from drivetrain.plan.questions import QUESTIONS, general_chart, path_of
-from drivetrain.plan.rows import Plan, refused
+from drivetrain.plan.rows import Plan, chosen, refused
 from drivetrain.plan.search import search
 from tests.plan.test_search import SPACE, large, run
 
@@ -66,6 +66,14 @@ def test_where_nothing_fits_the_path_ends_with_offers(base: RunConfig) -> None:
     assert path_of(plan).leaf == "more devices, 16 bits, an adapter"
     assert "no way of those asked fits" in path_of(plan).lines()[-1]
     assert any("such devices" in each for each in plan.offers)
+
+
+def test_on_a_machine_of_unknown_speed_what_fits_is_named_and_nothing_chosen(base: RunConfig) -> None:
+    found = search(base, SPACE, large(memory=400 * 2**30)).rows[0]
+    ways = [replace(found, timing=None), replace(found, timing=None, capacity=0)]
+    assert chosen(ways) is None
+    last = path_of(Plan("this machine", 1, tuple(ways), None)).lines()[-1]
+    assert last == f"-> {found.run.engine.label}: fits; the time of a step is not known"
 
 
 def test_where_nothing_could_be_planned_nothing_is_said_to_lack_memory(base: RunConfig) -> None:

@@ -10,6 +10,7 @@ from drivetrain.errors import UserError
 from drivetrain.plan.calibration import Calibration, Curve, DeviceSpeeds
 from drivetrain.plan.machines import Cluster, cluster
 from drivetrain.plan.speeds import (
+    BESIDE_EACH_OTHER,
     CONVOLUTION_READS,
     LAUNCH_SECONDS,
     MEMORY,
@@ -82,6 +83,15 @@ def test_many_small_operations_wait_for_the_program() -> None:
     found = planned(Operations("memory", "bfloat16", 100_000, 0.0, 1e3))
     assert found.seconds == pytest.approx(100_000 * LAUNCH_SECONDS)
     assert found.bound_by == "start"
+
+
+def test_the_engines_own_program_takes_its_time_at_each_message() -> None:
+    sent = Messages("all_gather", "shard", 8, 1, 100, 1e3)
+    moved = Operations("memory", "bfloat16", 1000, 0.0, 1e3)
+    found = planned(moved, sent, given=Circumstances(program=20.0))
+    assert found.start == pytest.approx((1000 + 20 * 100) * LAUNCH_SECONDS, rel=0.06)
+    hidden = planned(MATMUL, sent, given=Circumstances(program=20.0))
+    assert hidden.seconds == planned(MATMUL, sent).seconds, "a GPU computes meanwhile"
 
 
 @pytest.mark.parametrize("axis", ["shard", "dp"])
@@ -158,10 +168,10 @@ def test_a_measured_machine_takes_what_it_took_and_the_start_of_each_call() -> N
     assert found.seconds == pytest.approx(found.compute + found.memory + found.start)
 
 
-def test_processes_that_share_the_cores_are_as_slow_as_two_were() -> None:
+def test_processes_that_share_the_cores_are_as_slow_as_two_were_and_wait_for_one_another() -> None:
     product = Operations("matmul", "float32", 4, 4e8, 4.0)
     one, two, four = (step_time(costs(product), measured(ranks)).compute for ranks in (1, 2, 4))
-    assert two == pytest.approx(1.5 * one)
+    assert two == pytest.approx(1.5 * BESIDE_EACH_OTHER * one)
     assert four == pytest.approx(2 * two), "four on two cores"
 
 

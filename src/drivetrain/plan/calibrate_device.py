@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from drivetrain.measure.observer import Observer
 from drivetrain.numerics.torch_precision import dtype as torch_dtype
+from drivetrain.plan.calibrate_memory import measured_libraries
 from drivetrain.plan.calibration import Curve, DeviceSpeeds, usual
 
 SECONDS_A_POINT = 0.12  # measured for so long, and
@@ -43,7 +44,9 @@ def measured_speeds(device: torch.device, dtypes: Sequence[str], largest: Larges
     waits for them all.
     """
     clock = _Clock(device, largest)
+    libraries = measured_libraries() if device.type == "cpu" else {}  # before they are used for anything else
     return DeviceSpeeds(
+        libraries=libraries,
         matmul=_by_type(_matmul, clock, dtypes),
         attention=_by_type(_attention, clock, dtypes),
         convolution=_by_type(_convolution, clock, dtypes),

@@ -27,6 +27,7 @@ class DeviceSpeeds(BaseModel, frozen=True, extra="forbid"):
     memory: Curve = doc("Operations that move bytes and compute little")
     optimizer: Curve = doc("Optimizer steps")
     random: Curve = doc("Dropout")
+    libraries: dict[str, int] = doc("Resident bytes that the first operations of a kind leave behind on a CPU", {})
     call_seconds: float = doc("Between the starts of two operations of a model, in forward and backward passes", gt=0)
 
 

@@ -12,7 +12,7 @@ from drivetrain.errors import RunError, UserError, last_line
 from drivetrain.plan.deep_trace import IRRELEVANT, Tracer
 from drivetrain.plan.estimator import NotPlanned
 from drivetrain.plan.machines import Cluster
-from drivetrain.plan.room import UNSEEN, room_of_a_rank
+from drivetrain.plan.room import UNSEEN, room_of_a_rank, with_held
 from drivetrain.plan.run_time import time_of
 from drivetrain.plan.samples import Samples, times
 from drivetrain.plan.small_batches import measured_costs
@@ -99,7 +99,8 @@ class Traced:
         key = _key(run, quick)
         if key not in self._costs:
             start = time.perf_counter()
-            self._costs[key] = self._from_ahead(run, key) or self._traced(run, quick and run.world_size > 1)
+            found = self._from_ahead(run, key) or self._traced(run, quick and run.world_size > 1)
+            self._costs[key] = with_held(found, run, self.host)
             self._spent += time.perf_counter() - start
         return self._costs[key]
 

@@ -93,12 +93,12 @@ class MemoryRecord(TensorPeak):
             if number is not None:
                 self._roles[number] = part
 
-    def memory(self, reserved: int | None = None) -> StepMemory:
-        """Returns the peak of the last step. reserved: of the allocator; None: as many as are allocated."""
+    def memory(self) -> StepMemory:
+        """Returns the peak of the last step, without what an allocator holds beyond it."""
         levels = self.levels()
         peak = max(size for _, size in levels.points)
         place = next(place for place, (_, size) in enumerate(levels.points) if size == peak)
-        return StepMemory(peak, peak if reserved is None else reserved, levels.parts_at(place), thinned(levels.points))
+        return StepMemory(peak, peak, levels.parts_at(place), thinned(levels.points))
 
     def levels(self) -> Levels:
         """Returns the bytes alive after each change of the last step."""

@@ -153,7 +153,7 @@ def _links(plan: Plan) -> Box | None:
 def _outcome(plan: Plan) -> str:
     choice = plan.choice
     if choice is None:
-        return "no way of those asked fits" if _is_known(plan) else "the reasons stand beside each way"
+        return _without_choice(plan)
     others = _next_engine(plan.rows, choice)
     beside = (
         ""
@@ -161,6 +161,17 @@ def _outcome(plan: Plan) -> str:
         else f"; {_beside(choice, others)} {' '.join(others.overrides)} with {others.seconds:.3g} s"
     )
     return f"{' '.join(choice.overrides)}: {choice.seconds:.3g} s a step, the quickest that fits{beside}"
+
+
+def _without_choice(plan: Plan) -> str:
+    if not _is_known(plan):
+        return "the reasons stand beside each way"
+    fitting = dict.fromkeys(row.run.engine.label for row in plan.rows if row.fits == "yes" and not row.is_emulated)
+    if not fitting:
+        return "no way of those asked fits"
+    return f"{', '.join(fitting)}: fits; the time of a step is not known" + (
+        ", and so the quickest way is not" if len(fitting) > 1 else ""
+    )
 
 
 def _beside(choice: Row, other: Row) -> str:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
+from drivetrain.plan.calibration import DeviceSpeeds
+from drivetrain.plan.step_costs import Operations, StepCosts, StepMemory
 
 # what no trace sees on one rank, in bytes: at least, at most. CUDA: context, NCCL's buffers, cuBLAS' and cuDNN's
 # workspaces, as measured from 0.5 to 1.6 GB. CPU: the libraries that a rank imports, 0.5 GB with PyTorch alone and 0.9
 # with Transformers and DeepSpeed
 UNSEEN = {"cuda": (500_000_000, 1_600_000_000), "cpu": (500_000_000, 900_000_000)}
+# what the allocator holds for each byte of tensors that are alive at the peak, gaps between them included. CPU: fitted
+# to resident memory in bench/results/planned.md; CUDA: measured on an H200, under FSDP and with other engines
+# (bench/results/planned-gpu.md)
+HELD = {"cpu": 1.55, "cuda": 1.02}
+HELD_OF_PIECES = {"cpu": 1.85, "cuda": 1.14}
 
 
 def room_of_a_rank(run: RunConfig, machine: Machine) -> int:
@@ -16,3 +26,19 @@ def room_of_a_rank(run: RunConfig, machine: Machine) -> int:
     shares = 1 if machine.device == "cuda" else run.world_size // run.nodes
     room = machine.memory_bytes // shares
     return room if run.memory_limit_bytes is None else min(room, run.memory_limit_bytes)
+
+
+def with_held(costs: StepCosts, run: RunConfig, machine: Machine) -> StepCosts:
+    """Returns the costs with what the allocator holds for their tensors as reserved memory."""
+    held = (HELD_OF_PIECES if run.engine.gives_pieces else HELD)[machine.device]
+
+    def of(memory: StepMemory) -> StepMemory:
+        return replace(memory, reserved=round(held * memory.allocated))
+
+    return replace(costs, memory=of(costs.memory), by_rank={rank: of(each) for rank, each in costs.by_rank.items()})
+
+
+def library_bytes(operations: Iterable[Operations], speeds: DeviceSpeeds) -> int:
+    """Returns what libraries take on a calibrated CPU beyond their import, once these operations were computed."""
+    kinds = {"step", *(each.kind for each in operations)}
+    return sum(size for kind, size in speeds.libraries.items() if kind in kinds)

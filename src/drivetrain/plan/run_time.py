@@ -8,6 +8,10 @@ from drivetrain.plan.speeds import FUSED, speeds_of
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.plan.step_time import Circumstances, StepTime, step_time
 
+# starts of an operation's worth of time that the program takes for a message between CPUs, where each block's own are
+# asked for by Python around it (shards that are gathered, layers that are split), and else; fitted to
+# bench/results/planned.md
+PROGRAM_OF_BLOCKS, PROGRAM = 60.0, 20.0
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -31,6 +35,7 @@ def circumstances(run: RunConfig, cluster: Cluster, compiles: bool = False, data
         causal=run.workload.is_causal and on_gpu,  # on a processor, masked pairs are computed too
         recomputes=run.recompute is True,
         fused=FUSED if compiles and on_gpu else 1.0,
+        program=0.0 if on_gpu else PROGRAM_OF_BLOCKS if run.engine.shares(run.devices).parameters < 1 else PROGRAM,
         data_seconds=data_seconds,
         products=_products(precision.tf32, precision.layers is not None),
         dtype="tfloat32" if precision.tf32 else precision.compute,

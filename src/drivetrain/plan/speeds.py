@@ -37,6 +37,9 @@ KERNEL_SECONDS = 4e-6  # of the smallest kernel on a GPU
 LAUNCH_SECONDS = 27e-6
 # bytes of element-wise operations that are left after compiling: fitted to the second row of bench/results/published.md
 FUSED = 0.5
+# ranks on one CPU, against the same operations in two processes without any order: they wait for one another, and share
+# the cores with gloo's threads. Fitted to bench/results/planned.md
+BESIDE_EACH_OTHER = 1.12
 HOPPER = (9, 0)
 
 
@@ -57,6 +60,7 @@ class Speeds(ABC):
 
     sends_beside_computing: bool  # the device computes while it sends
     starts_ahead: bool  # the program starts kernels while the device works
+    call_seconds: float  # from one operation's start to the next one's
 
     @abstractmethod
     def operation(self, operations: Operations) -> CallTime: ...
@@ -95,6 +99,7 @@ class PublishedSpeeds(Speeds):
 
     sends_beside_computing = True
     starts_ahead = True
+    call_seconds = LAUNCH_SECONDS
 
     def __init__(self, cluster: Cluster, device: Device) -> None:
         self._cluster, self._device = cluster, device
@@ -104,7 +109,7 @@ class PublishedSpeeds(Speeds):
         moved = reads * operations.bytes / (MEMORY * 1e9 * self._device.memory_gb_per_second)
         computed = operations.flops / self._rate(operations) if operations.flops else 0.0
         least = operations.calls * KERNEL_SECONDS
-        start = operations.calls * LAUNCH_SECONDS
+        start = operations.calls * self.call_seconds
         if computed > moved:
             return CallTime(max(computed, least), 0.0, start)
         return CallTime(0.0, max(moved, least), start)
@@ -142,12 +147,14 @@ class MeasuredSpeeds(Speeds):
         is_gpu = calibration.device == "cuda"
         self.sends_beside_computing = self.starts_ahead = is_gpu
         # two at once were measured; more share the cores that two have
-        self._slower = 1.0 if is_gpu else max(1.0, ranks / max(2, calibration.cores))
+        shared = BESIDE_EACH_OTHER * max(1.0, ranks / max(2, calibration.cores))
+        self._slower = 1.0 if is_gpu or ranks == 1 else shared
+        self.call_seconds = self._speeds.call_seconds * self._slower
 
     def operation(self, operations: Operations) -> CallTime:
         calls, found = operations.calls, self._speeds
         curves = {"memory": found.memory, "optimizer": found.optimizer, "random": found.random}
-        start = calls * found.call_seconds * self._slower
+        start = calls * self.call_seconds
         moved = seconds_of(curves.get(operations.kind, found.memory), operations.bytes / calls)
         if operations.kind in curves:
             return CallTime(0.0, calls * moved * self._slower, start)

@@ -47,7 +47,7 @@ class StepMemory:
     """The memory of one rank at its peak, in bytes."""
 
     allocated: int  # tensors alive at once
-    reserved: int  # what PyTorch's caching allocator holds for them; equal to allocated on a CPU
+    reserved: int  # what the allocator holds for them; a trace knows no more than `allocated` (room.with_held)
     parts: Mapping[MemoryPart, int]  # what is alive at the peak; its sum is `allocated`
     timeline: tuple[tuple[str, int], ...] = ()  # (phase, bytes alive) through the second step, in order
     window: int = 0  # of the step's own samples, which are there from its beginning to its end

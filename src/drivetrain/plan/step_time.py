@@ -32,6 +32,7 @@ class Circumstances:
     recomputes: bool = False  # blocks are computed twice forward
     overlaps: bool = True  # the engine sends while it computes
     fused: float = 1.0  # share of the bytes of element-wise operations that is left after compiling
+    program: float = 0.0  # the engine's own, between its messages: starts of so many operations for each of them
     data_seconds: float = 0.0  # loading a step's samples, in the background
     products: Mapping[str, str] = field(default_factory=dict)  # type of tensors → type that products compute in
     dtype: str = "float32"  # of the products, for MFU
@@ -62,6 +63,8 @@ def step_time(costs: StepCosts, speeds: Speeds, given: Circumstances | None = No
     here = (each for each in costs.operations if each.kind != "host")
     busy = sum((speeds.operation(_as_run(each, given)) for each in here), CallTime(0.0, 0.0, 0.0))
     working = busy.compute + busy.memory
+    program = given.program * sum(each.calls for each in costs.messages) * speeds.call_seconds
+    busy = replace(busy, start=busy.start + program)
     start = max(0.0, busy.start - working) if speeds.starts_ahead else busy.start
     network = sum(map(speeds.messages, costs.messages))
     waited = _waited(costs, speeds, working + start, given)

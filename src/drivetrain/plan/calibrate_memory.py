@@ -1,0 +1,71 @@
+"""Measures what libraries take on a CPU once they are used: code that is read from disk at its first call, buffers of
+each thread, generated kernels. No trace sees it, and of a small run it is most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from drivetrain.memory.shortage import give_back
+
+
+def measured_libraries() -> dict[str, int]:
+    """Returns the resident bytes that the first training step with operations of each kind leaves behind in this
+    process, which has computed nothing before; "step": those that any step has."""
+    found = {}
+    with torch.device("meta"):
+        _train(nn.Linear(8, 8), torch.empty(8, 8))  # imports what the first step of an optimizer does, no more
+    for kind, take in _STEPS.items():
+        before = _resident()
+        take()
+        found[kind] = max(0, _resident() - before)
+    return found
+
+
+def _resident() -> int:
+    give_back()
+    return psutil.Process().memory_info().rss
+
+
+def _step() -> None:
+    layers = nn.Sequential(nn.Embedding(64, 32), nn.LayerNorm(32), nn.Linear(32, 64))
+    tokens = torch.randint(64, (4, 32))
+    optimizer = torch.optim.AdamW(layers.parameters())
+    for _ in range(2):
+        scores = F.dropout(F.silu(layers(tokens)), 0.1)
+        F.cross_entropy(scores.flatten(0, 1), tokens.flatten()).backward()
+        nn.utils.clip_grad_norm_(layers.parameters(), 1.0)
+        optimizer.step()
+
+
+def _matmul() -> None:
+    _train(nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.LayerNorm(512), nn.Linear(512, 512)), torch.randn(512, 512))
+
+
+def _attention() -> None:
+    query = torch.randn(2, 4, 256, 64, requires_grad=True)
+    F.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
+
+
+def _convolution() -> None:
+    layers = nn.Sequential(nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 1))
+    _train(layers, torch.randn(32, 16, 16, 16).contiguous(memory_format=torch.channels_last))
+
+
+def _train(model: nn.Module, samples: Tensor) -> None:
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(samples).square().mean().backward()
+        optimizer.step()
+
+
+_STEPS: dict[str, Callable[[], None]] = {
+    "step": _step,
+    "matmul": _matmul,
+    "attention": _attention,
+    "convolution": _convolution,
+}
