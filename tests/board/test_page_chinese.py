@@ -13,7 +13,7 @@ import pytest
 
 import drivetrain
 from drivetrain.compare.files import as_json
-from tests.board.boards import write_run
+from tests.board.boards import append, write_run
 from tests.board.browsing import begin, opened, until, visit
 from tests.compare.made import comparison, report
 
@@ -52,7 +52,9 @@ LATIN = """() => {
 @pytest.fixture(scope="module")
 def vanished(folder: Path) -> str:
     """A run whose process is gone without a word."""
-    write_run(folder / "runs" / "vanished", finished=None)
+    run = write_run(folder / "runs" / "vanished", finished=None)
+    left_out = "1 row left out: 1 because it has no text (first line 6376 (row 6375) of a.csv)"
+    append(run, "warning", message=left_out)
     return "vanished"
 
 
@@ -123,6 +125,22 @@ def test_the_advice_of_a_comparison_is_in_the_language_of_the_page(chinese: Any,
     (earlier / "comparison.json").write_text(json.dumps({**written, "statements": None}), encoding="utf-8")
     visit(chinese, "#/compare?matrix=earlier")
     chinese.wait_for_selector("[data-advice][lang=en]:has-text('No winner')")
+
+
+@pytest.mark.usefixtures("vanished")
+def test_a_message_within_a_message_is_translated_too(chinese: Any) -> None:
+    visit(chinese, "#/runs/vanished")
+    chinese.wait_for_selector("text=略去了 1 行：1 行的原因：没有文本（第一处：a.csv 第 6376 行（第 6375 条））")
+
+
+def test_a_file_that_is_not_there_is_named_in_chinese(chinese: Any) -> None:
+    """The first that a new user of the recipe reads."""
+    chinese.click("[data-recipe=hotel-bert]")
+    chinese.wait_for_selector(
+        "[data-field='workload.data.train'] .error:has-text('data/ChnSentiCorp_htl_all.csv 不存在')"
+    )
+    assert re.search("相对路径从当前文件夹 .* 算起", chinese.inner_text("[data-field='workload.data.train'] .error"))
+    assert chinese.evaluate(LATIN) == []
 
 
 @pytest.mark.usefixtures("trained")

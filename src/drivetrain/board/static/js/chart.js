@@ -71,6 +71,9 @@ export function Chart({ title, series, marks, axis, log, group }) {
     <div class="plot" ref=${place} role="img" aria-label=${t("chart.about", { name: metricName(title), value: figure(ends.at(-1)) })}></div></figure>`;
 }
 
+// the range of a single point, which uPlot would put into the middle of a much longer one
+const aroundOne = (value) => [Math.min(value, 0), Math.max(value * 1.1, 1)];
+
 const sizeOf = (place) => ({ width: Math.max(place.clientWidth, 100), height: Math.max(place.clientHeight, 100) });
 
 function data(uPlot, series) {
@@ -85,7 +88,7 @@ function options(uPlot, { place, series, axis, log, group, latest, setLegend }) 
     ...sizeOf(place),
     cursor: { sync: { key: group, setSeries: false }, drag: { x: true, y: false }, points: { size: 6 } },
     legend: { show: false },
-    scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
+    scales: { x: { time: false, range: (own, min, max) => (own.data[0].length === 1 ? aroundOne(own.data[0][0]) : [min, max]) }, y: log ? { distr: 3 } : {} },
     axes: [
       { stroke: ink, grid, ticks: grid, size: 30, ...(axis === "step" || axis === "samples" ? { incrs: WHOLE } : {}), font: "12px system-ui", values: (_, ticks) => ticks.map(x) },
       { stroke: ink, grid, ticks: grid, size: 58, font: "12px system-ui", values: (_, ticks) => ticks.map((value) => (value === null ? "" : tick(value))) },

@@ -65,7 +65,7 @@ function Result({ of, isWhole }) {
     ${plan?.allocated_bytes && plan.capacity_bytes ? html`<${Bar} share=${plan.allocated_bytes / plan.capacity_bytes} tone=${fits ? "" : "bad"} label=${t("full.memory")} />` : null}
     <dl class="pairs small">
       ${plan?.allocated_bytes ? html`<dt>${t("full.memory")}</dt><dd>${t("full.memory_of", { used: bytes(plan.allocated_bytes), all: bytes(plan.capacity_bytes) })}</dd>` : null}
-      ${plan?.step_seconds && of.steps ? html`<dt>${t("full.time")}</dt><dd>${duration(plan.step_seconds * of.steps)}</dd>` : null}
+      ${plan?.step_seconds && of.steps ? html`<dt>${t("full.time")}</dt><dd>${duration(plan.step_seconds * of.steps)}</dd>` : plan && of.steps ? html`<dt>${t("full.time")}</dt><dd>${t("full.no_time")}</dd>` : null}
       ${checkpoints ? html`<dt>${t("full.disk")}</dt><dd>${t("full.disk_of", { used: bytes(checkpoints.bytes * checkpoints.kept), free: bytes(checkpoints.free_bytes) })}</dd>` : null}
       ${of.steps ? html`<dt>${t("full.steps")}</dt><dd>${of.steps_per_epoch ? t("full.steps_of", { n: whole(of.steps), each: whole(of.steps_per_epoch) }) : whole(of.steps)}</dd>` : null}
       ${model?.parameters ? html`<dt>${t("full.parameters")}</dt><dd>${t("full.trained_of", { trained: whole(model.trained_parameters), all: whole(model.parameters) })}</dd>` : null}

@@ -8,6 +8,8 @@ export const LANGUAGES = { en: "English", zh: "中文" };
 const TAGS = { en: "en", zh: "zh-CN" };
 const FIELDS = { zh: ["zh.fields", "zh.labels"] };
 const MESSAGES = { zh: "zh.messages" };
+const NUMBERS = new Set(["count", "row", "rows", "line", "column"]);
+const NESTED = new Set(["why", "where"]);
 const catalogues = {};
 const fieldTexts = {}; // by language, then by path: a text, or one for each kind of the block that has the field
 const messages = {}; // by language: [expression that matches the English form, names in it, text]
@@ -89,7 +91,8 @@ export function knowFields(fields) {
   for (const field of fields) documented.set(field.doc, field);
 }
 
-// Returns what the server said in the language of the page, or as it said it. A {state} among what differs is translated too.
+// Returns what the server said in the language of the page, or as it said it. A {state}, a {why} and a {where} among
+// what differs are translated too.
 export function said(text) {
   const known = messages[language.value];
   if (!known || !text) return text;
@@ -97,14 +100,16 @@ export function said(text) {
   if (field) return documentation(field);
   for (const [form, own] of known) {
     const found = form.exec(text);
-    if (found) return own.replace(/\{(\w+)\}/g, (_, name) => (name === "state" ? textOr(`state.${found.groups.state}`, found.groups.state) : found.groups[name] ?? ""));
+    if (found) return own.replace(/\{(\w+)\}/g, (_, name) => within(name, found.groups[name] ?? ""));
   }
   return text;
 }
 
+const within = (name, value) => (name === "state" ? textOr(`state.${value}`, value) : NESTED.has(name) ? said(value) : value);
+
 function expression(form) {
   const plain = form.replace(/[.*+?^$()|[\]\\]/g, "\\$&");
-  return new RegExp(`^${plain.replace(/\{(\w+)\}/g, "(?<$1>.+?)")}$`, "s");
+  return new RegExp(`^${plain.replace(/\{(\w+)\}/g, (_, name) => `(?<${name}>${NUMBERS.has(name) ? "[\\d,.]+" : ".+?"})`)}$`, "s");
 }
 
 // Returns the language of a text of the server's, for screen readers, where it is not the page's.

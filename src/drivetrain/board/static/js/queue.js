@@ -31,7 +31,7 @@ export function Queue({ queue, runs, me }) {
     ${entries.length ? html`<div class="wide"><table class="cards"><tbody>${entries.map((entry) => html`<tr key=${entry.id}>
         <td class="name"><a href=${entry.verb === "compare" ? link(["compare"], { matrix: entry.run }) : link(["runs", entry.run])} translate=${false}>${entry.run}</a> <span class="quiet small">${entry.verb === "train" ? "" : t(`verb.${entry.verb}`)}</span></td>
         <td><${State} of=${entry.state} /></td>
-        <td>${runs.get(entry.run) && entry.state !== "queued" ? html`<${Progress} run=${runs.get(entry.run)} />` : html`<span class="quiet small"><${Said} text=${entry.reason ?? ""} /></span>`}</td>
+        <td>${entry.verb === "train" && entry.state !== "queued" && runs.get(entry.run) ? html`<${Progress} run=${runs.get(entry.run)} />` : html`<span class="quiet small"><${Said} text=${entry.reason ?? ""} /></span>`}</td>
         <td class="small quiet">${entry.devices.map((each) => (each === "cpu" ? "CPU" : `GPU ${each}`)).join(t("list"))}</td>
         <td>${may && entry.state === "queued" ? html`<span class="buttons">
           <button class="plain" disabled=${waiting[0] === entry} onClick=${() => move(entry, -1)} aria-label=${t("queue.up", { name: entry.run })}>↑</button>

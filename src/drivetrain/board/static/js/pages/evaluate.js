@@ -2,7 +2,7 @@
 import { part, post, upload } from "../api.js";
 import { html, useState } from "../html.js";
 import { Job, useJob } from "../job.js";
-import { language, t, textOr } from "../language.js";
+import { language, said, t, textOr } from "../language.js";
 import { FilePicker } from "../file_picker.js";
 import { ModelChoice, useModel } from "../model_choice.js";
 import { figure, whole } from "../numbers.js";
@@ -69,6 +69,6 @@ function shown(value) {
 function Predictions({ of }) {
   return html`<p class="buttons"><a class="button" href=${of.csv} download>CSV</a><a class="button" href=${of.download} download>JSON Lines</a><span class="quiet">${t("data.total", { n: whole(of.total) })}</span></p>
     <div class="wide"><table class="cards"><thead><tr>${of.columns.map((name) => html`<th scope="col">${textOr(`column.${name}`, html`<${Name}>${name}<//>`)}</th>`)}</tr></thead>
-      <tbody>${of.rows.map((row) => html`<tr>${of.columns.map((name) => html`<td class=${name === "text" ? "text" : "entry"} data-label=${textOr(`column.${name}`, name)}>${shown(row[name])}</td>`)}</tr>`)}</tbody></table></div>
+      <tbody>${of.rows.map((row) => html`<tr>${of.columns.map((name) => html`<td class=${name === "text" ? "text" : "entry"} data-label=${textOr(`column.${name}`, name)}>${name === "sample" ? said(shown(row[name])) : shown(row[name])}</td>`)}</tr>`)}</tbody></table></div>
     ${of.rows.length < of.total ? html`<${Note}><p>${t("use.rest")}</p><//>` : null}`;
 }
