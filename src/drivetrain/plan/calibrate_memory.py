@@ -32,14 +32,22 @@ def _resident() -> int:
 
 
 def _step() -> None:
+    """Takes what steps of any kind have: tokens and their order, norms, activations, masks, sums, a loss, clipping."""
     layers = nn.Sequential(nn.Embedding(64, 32), nn.LayerNorm(32), nn.Linear(32, 64))
     tokens = torch.randint(64, (4, 32))
     optimizer = torch.optim.AdamW(layers.parameters())
     for _ in range(2):
-        scores = F.dropout(F.silu(layers(tokens)), 0.1)
-        F.cross_entropy(scores.flatten(0, 1), tokens.flatten()).backward()
+        found = F.dropout(F.silu(layers(tokens)), 0.1)
+        angles = torch.cat([found.cos(), found.sin()], dim=-1).split(64, dim=-1)[0]
+        scaled = F.gelu(angles) * (found.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() + torch.tanh(found)
+        order = tokens.flatten().sort(stable=True).indices
+        hidden = torch.ones(32, 32, dtype=torch.bool).triu(1)
+        weights = (scaled @ scaled.transpose(1, 2)).masked_fill(hidden, -torch.inf).softmax(-1)
+        scores = (weights @ scaled).bfloat16().float().flatten(0, 1)[order]
+        F.cross_entropy(scores, tokens.flatten()[order]).backward()
         nn.utils.clip_grad_norm_(layers.parameters(), 1.0)
         optimizer.step()
+        torch.stack([scores.double().sum(), tokens.cumsum(1).amax()]).isfinite().all().item()
 
 
 def _matmul() -> None:

@@ -18,7 +18,7 @@ UNSEEN = {"cuda": (500_000_000, 1_600_000_000), "cpu": (500_000_000, 900_000_000
 # to resident memory in bench/results/planned.md; CUDA: measured on an H200, under FSDP and with other engines
 # (bench/results/planned-gpu.md)
 HELD = {"cpu": 1.55, "cuda": 1.02}
-HELD_OF_PIECES = {"cpu": 1.85, "cuda": 1.14}
+HELD_OF_PIECES = {"cpu": 1.55, "cuda": 1.14}
 
 
 def room_of_a_rank(run: RunConfig, machine: Machine) -> int:
