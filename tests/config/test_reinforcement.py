@@ -76,6 +76,8 @@ def test_the_reference_is_chosen_by_what_needs_one(
         ({"rewards": []}, "answers need a reward, and none is given"),
         ({"rewards": "exact"}, "'exact' is no reward that ships, and no import path"),
         ({"rewards": ["math", "math"]}, "two rewards are called math"),
+        ({"rewards": "code"}, "the reward code runs Python that the model writes"),
+        ({"allow_code": True}, "no reward runs code"),
         ({"loss": "rloo"}, "rloo is a loss of stage rloo"),
         ({"loss": "cispo", "clip": 0.1}, "the loss cispo has none"),
         ({"loss": "luspo", "importance": "token"}, "the ratio of luspo is of each sequence"),
@@ -108,3 +110,9 @@ def test_a_function_of_the_users_own_is_code_that_the_run_names(tmp_path: Path) 
     run = built(tmp_path, rewards=["math", {"use": "scores:brevity"}])
     [(field, name)] = [(each.field, each.name) for each in named_code(run)]
     assert (field, name) == ("workload.reinforcement.rewards.1.use", "scores:brevity")
+
+
+def test_what_the_model_writes_is_code_that_the_run_names(tmp_path: Path) -> None:
+    run = built(tmp_path, rewards="code", allow_code=True)
+    [(field, name)] = [(each.field, each.name) for each in named_code(run)]
+    assert (field, name) == ("workload.reinforcement.allow_code", "what its model writes")

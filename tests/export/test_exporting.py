@@ -29,6 +29,8 @@ from drivetrain.export.request import Request
 from drivetrain.launch.prepare import run_file_of
 from tests.tiny_language import LLAMA, ROWS, write_lines
 
+Command = Callable[..., tuple[int, str, str]]
+
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
@@ -216,6 +218,15 @@ def test_a_killed_export_leaves_no_output_and_the_next_one_clears_its_rest(run: 
     assert list(tmp_path.glob(".out.partial-*"))
     export(run, Request("transformers", tmp_path / "out", samples=2))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_checkpoint_is_exported_by_its_own_folder(run: RunConfig, tmp_path: Path, drivetrain: Command) -> None:
+    code, _, errors = drivetrain(
+        "export", str(run.folder / "last"), "--to", "transformers", "--output", str(tmp_path / "out"), "--samples", "2"
+    )
+    assert code == 0, errors
+    report = json.loads((tmp_path / "out/export.json").read_text())
+    assert report["checkpoint"] == (run.folder / "last").resolve().name
 
 
 def test_the_table_in_the_docs_is_the_table_in_the_code() -> None:

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from drivetrain.cli.arguments import checkpoint_here, path_argument, path_option
 from drivetrain.cli.console import errors
 from drivetrain.cli.console import output as screen
+from drivetrain.config.location import store_address
 from drivetrain.runtime.strict_json import dumps
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def export(
-    place: Annotated[Path, path_argument(metavar="RUN", help="Folder of a run, or its run file.", show_default=False)],
+    place: Annotated[
+        Path,
+        path_argument(metavar="RUN", help="Folder of a run or of its checkpoint, or a run file.", show_default=False),
+    ],
     to: Annotated[str, typer.Option("--to", help="transformers, peft, onnx, torch-export or gguf.")],
     output: Annotated[Path, path_option("--output", "-o", help="A new folder.")],
     checkpoint: Annotated[str, typer.Option(help="best, last, or a checkpoint folder.")] = "best",
@@ -55,9 +59,13 @@ def export(
     from drivetrain.export.publishing import Hub
     from drivetrain.export.request import Request
     from drivetrain.inference.remote_places import here
+    from drivetrain.inference.run_sources import run_around
     from drivetrain.launch.prepare import run_file_of
     from drivetrain.runtime.run_folder import refuse_code_of_folders
 
+    resolved = place.expanduser().resolve()
+    if store_address(place) is None and (around := run_around(resolved)) is not None:  # the place is a checkpoint
+        place, checkpoint = around.path, str(resolved)
     checkpoint = checkpoint_here(checkpoint)
     run_file, overrides = run_file_of(here(place, [checkpoint]), [])
     run, problems = load(run_file, overrides)

@@ -106,6 +106,10 @@ class LanguageModel(WorkloadBlock):
         rewards = enumerate(self.reinforcement.rewards)
         return [(f"workload.reinforcement.rewards.{n}.use", path) for n, each in rewards if (path := each.import_path)]
 
+    @property
+    def runs_answers(self) -> bool:
+        return self.has_rewards and self.reinforcement.allow_code
+
     # --- the model ----------------------------------------------------------------------------------------------------
 
     @property

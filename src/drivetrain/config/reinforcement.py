@@ -18,7 +18,7 @@ from drivetrain.errors import Problem
 FIELD = "workload.reinforcement"
 GRPO, RLOO, PPO = "grpo", "rloo", "ppo"
 STAGES = (GRPO, RLOO, PPO)
-VERIFIERS = ("exact_match", "regex", "math", "length")  # functions of drivetrain.rewards.verifiers
+VERIFIERS = ("exact_match", "regex", "math", "code", "length")  # functions of drivetrain.rewards.verifiers
 
 LossName = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo", "rloo", "ppo"]
 # the mean over the global batch: of each answer's mean over its tokens; over all tokens; of each answer's sum, divided
@@ -67,7 +67,8 @@ class Reward(Frozen):
     """One reward for an answer. Several are added up."""
 
     use: str | None = doc(
-        "exact_match, regex, math, length, or a function of your own as package.module:name (give it or model)", None
+        "exact_match, regex, math, code, length, or a function of your own as package.module:name (give it or model)",
+        None,
     )
     model: PathOrId | None = doc(
         "A reward model: a folder of stage reward's, or of a Transformers sequence classifier with one label",
@@ -144,6 +145,7 @@ class Reinforcement(ReferenceBlock):
     value_weight: float = doc("ppo: weight of the value head's loss", 0.1, gt=0)
     value_clip: float = doc("ppo: how far a value may move from its estimate before", 0.2, gt=0)
     mask_truncated: bool = doc("Learn nothing from answers that reached max_new_tokens", False)
+    allow_code: bool = doc("Let the reward code run, isolated, the Python that the model writes", False)
 
     def loss_of(self, stage: str) -> LossName:
         return self.loss or USUAL_LOSS[stage]
@@ -222,6 +224,12 @@ def _of_rewards(block: Reinforcement) -> Iterator[Problem]:
     if not block.rewards:
         fix = f"give one of {', '.join(VERIFIERS)}, a function as package.module:name, or {{model: runs/reward}}"
         yield Problem(field, "answers need a reward, and none is given", fix)
+    runs_code = any(each.use == "code" for each in block.rewards)
+    if runs_code and not block.allow_code:
+        why = "the reward code runs Python that the model writes, isolated from this machine"
+        yield Problem(f"{FIELD}.allow_code", why, "give allow_code: true if you want that")
+    if block.allow_code and not runs_code:
+        yield Problem(f"{FIELD}.allow_code", "no reward runs code", "leave it out, or give the reward code")
     labels = [each.label for each in block.rewards]
     for label in sorted({each for each in labels if labels.count(each) > 1}):
         yield Problem(f"{field}.name", f"two rewards are called {label}", "give each a name of its own")

@@ -146,6 +146,11 @@ class WorkloadBlock(Frozen):
         return ()
 
     @property
+    def runs_answers(self) -> bool:
+        """Whether code runs that the model writes."""
+        return False
+
+    @property
     def needs_objects(self) -> bool:
         """Whether the model and the data are objects of the calling program, which no run file makes again."""
         return False

@@ -52,8 +52,18 @@ def _attention() -> None:
 
 
 def _convolution() -> None:
-    layers = nn.Sequential(nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 1))
-    _train(layers, torch.randn(32, 16, 16, 16).contiguous(memory_format=torch.channels_last))
+    """Takes what a ResNet has: strides, pooling and norms, forward and backward."""
+    layers = nn.Sequential(
+        nn.Conv2d(3, 16, 7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+        nn.Conv2d(16, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.Conv2d(16, 32, 1, stride=2, bias=False),
+        nn.AdaptiveAvgPool2d(1),
+    )
+    _train(layers, torch.randn(32, 3, 32, 32).contiguous(memory_format=torch.channels_last))
 
 
 def _train(model: nn.Module, samples: Tensor) -> None:

@@ -9,6 +9,10 @@ import logging
 import re
 from collections.abc import Sequence
 
+from drivetrain.rewards.isolated import Limits, passes
+
+_FENCED = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+
 
 def exact_match(
     completions: Sequence[str], references: Sequence[str | None], ignore_case: bool = False
@@ -66,3 +70,30 @@ def length(completion_ids: Sequence[Sequence[int]], most: int, over: int) -> lis
     """Returns 0 up to `most - over` tokens of an answer, then less, to -1 at `most` and beyond: Yu et al. 2025, "DAPO",
     equation 13 (soft overlong punishment)."""
     return [min(0.0, max(-1.0, (most - over - len(ids)) / over)) for ids in completion_ids]
+
+
+def code(
+    completions: Sequence[str],
+    references: Sequence[str | None],
+    tests: str | None = None,
+    seconds: float = 5.0,
+    memory: int = 512,
+    processes: int = 16,
+) -> list[float | None]:
+    """Returns 1 for an answer whose Python passes the tests, else 0: those of `tests`, then those of its reference.
+    None where there are neither.
+
+    The program is the answer's last block in triple backquotes, or the whole answer without one. It is isolated
+    (isolated.py), and has so many seconds, MiB of memory and processes.
+    """
+    limits = Limits(seconds=seconds, memory=memory, processes=processes)
+    values: list[float | None] = []
+    for answer, reference in zip(completions, references, strict=True):
+        asked = "\n".join(each for each in (tests, reference) if each)
+        values.append(float(passes(program_of(answer), asked, limits)) if asked else None)
+    return values
+
+
+def program_of(answer: str) -> str:
+    blocks = _FENCED.findall(answer)
+    return str(blocks[-1]) if blocks else answer

@@ -15,6 +15,7 @@ from typing import Any
 
 from drivetrain.errors import UserError, problem
 from drivetrain.rewards import verifiers
+from drivetrain.rewards.isolated import Limits, NotIsolated, check_isolation
 from drivetrain.runtime.signals import end_with_parent
 from drivetrain.trust.import_path import import_object
 
@@ -57,11 +58,23 @@ def _loaded(settings: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
         why = f"{path} cannot be called with {', '.join([*given, *options])}: {error}"
         raise problem(field, why, "give what is missing in its options") from None
 
+    if function is verifiers.code:
+        _check_isolation(options, field)
+
     def call(arguments: dict[str, Any]) -> Any:
         found = function(**{name: arguments[name] for name in given}, **options)
         return asyncio.run(found) if inspect.iscoroutine(found) else found
 
     return call
+
+
+def _check_isolation(options: dict[str, Any], field: str) -> None:
+    own = {name: value for name, value in options.items() if name != "tests"}
+    try:
+        check_isolation(Limits(**own))
+    except NotIsolated as error:
+        why = f"code that a model writes cannot be isolated here: {error}"
+        raise problem(field, why, "install what is missing, allow larger limits, or use another reward") from None
 
 
 def _values(found: Any) -> Any:

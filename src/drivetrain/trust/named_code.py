@@ -54,6 +54,8 @@ def named_code(run: RunConfig) -> Iterator[NamedCode]:
             path = str(getattr(model, key))
             here = Path(path).expanduser()
             yield NamedCode(f"workload.model.{permission}", path, here if here.exists() else None)
+    if run.workload.runs_answers:
+        yield NamedCode("workload.reinforcement.allow_code", "what its model writes", None)
     paths = [("optimizer.name", run.optimizer.name), ("schedule.name", run.schedule.name)]
     paths += run.workload.named_functions
     paths += [("tracking.trackers", name) for name in run.tracking.trackers]
