@@ -38,6 +38,19 @@ def answers(page: Any, pieces: Sequence[dict[str, Any]]) -> list[Any]:
     return asked
 
 
+def test_an_answer_without_a_word_does_not_end_the_talk(page: Any, folder: Path) -> None:
+    write_run(folder / "runs" / "quiet", workload={"type": "language_model", "stage": "sft"})
+    asked = answers(page, [{"text": " ", "calls": None}, {"text": "Yes.", "calls": None}])
+    visit(page, "#/chat?left=quiet")
+    page.click("[data-load]")
+    page.wait_for_selector("text=Ready")
+    for question in ("Hello?", "Anyone?"):
+        page.fill("#message", question)
+        page.click("button:has-text('Send')")
+        page.wait_for_selector(f".message.user:has-text('{question}') + .message.assistant span.quiet")
+    assert asked[1]["messages"] == [{"role": "user", "content": "Anyone?"}]
+
+
 def test_functions_that_a_model_calls_are_shown_and_given_their_results(page: Any, folder: Path) -> None:
     write_run(folder / "runs" / "talks", workload={"type": "language_model", "stage": "sft"})
     calls = [called(0, "weather"), called(1, "time")]

@@ -43,7 +43,7 @@ export function useTalk(model, ofBase, settings, system, tools) {
     setBusy(control);
     model.setError(null);
     show();
-    const asked = [...(system.trim() ? [{ role: "system", content: system }] : []), ...before.map(sent)];
+    const asked = [...(system.trim() ? [{ role: "system", content: system }] : []), ...before.filter((each, i) => !isEmpty(each) && !isEmpty(before[i + 1])).map(sent)];
     const sampling = Object.fromEntries(Object.entries(settings).filter(([, value]) => value.trim() !== "").map(([key, value]) => [key, Number(value)]));
     try {
       await stream(`chat/${model.entry.id}/reply`, { messages: asked, sampling, of_base: ofBase, tools }, (kind, data) => {
@@ -73,6 +73,9 @@ function awaited(messages) {
   const given = messages.slice(last + 1).map((each) => each.call?.id);
   return messages[last]?.calls?.find((each) => !given.includes(each.id));
 }
+
+// An answer without a word, which no model takes back: it and its question are left out.
+const isEmpty = (each) => each?.role === "assistant" && !each.content.trim() && !each.calls?.length;
 
 // Returns a message in the form of OpenAI's API.
 function sent({ role, content, calls, call }) {
