@@ -30,10 +30,10 @@ CASES: tuple[tuple[str, float | None], ...] = (  # GiB that a process may take
     ("alpaca-sft", None),
     ("cifar10-small", None),
     ("distill", None),
-    ("shakespeare-mesh", 1.0),
-    ("shakespeare-mesh", 0.75),
-    ("cifar10-resnet50-224", 1.75),
-    ("preferences-dpo", 1.5),
+    ("shakespeare-mesh", 0.95),
+    ("shakespeare-mesh", 0.7),
+    ("cifar10-resnet50-224", 1.5),
+    ("preferences-dpo", 1.2),
 )
 NEAR = 0.05  # of the best
 INTRODUCTION = f"""Made by `python bench/choices.py`. Each recipe is planned with `engine=auto precision=auto`; then the

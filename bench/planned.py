@@ -206,8 +206,7 @@ def libraries(row: Row) -> int:
     known = kept(detect())
     if known is None or row.costs is None:
         return 0
-    speeds = known.alone if row.run.world_size == 1 or known.together is None else known.together
-    return library_bytes(row.costs.operations, speeds)
+    return library_bytes(row.costs.operations, known.of(row.run.world_size))
 
 
 def summary(row: dict[str, Any]) -> str:

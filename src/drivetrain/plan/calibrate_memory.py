@@ -4,6 +4,8 @@ each thread, generated kernels. No trace sees it, and of a small run it is most.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 
 import psutil
 import torch
@@ -11,18 +13,28 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from drivetrain.memory.shortage import give_back
+from drivetrain.runtime.library_messages import hush
+
+IMPORTED = ("drivetrain.training.run", "transformers.models.llama.modeling_llama", "peft", "deepspeed")
 
 
 def measured_libraries() -> dict[str, int]:
     """Returns the resident bytes that the first training step with operations of each kind leaves behind in this
-    process, which has computed nothing before; "step": those that any step has."""
-    found = {}
+    process, which has computed nothing before; "step": those that any step has; "imports": those of a process that has
+    imported what the trainings of this installation may need."""
+    found, start = {}, _resident()
     with torch.device("meta"):
         _train(nn.Linear(8, 8), torch.empty(8, 8))  # imports what the first step of an optimizer does, no more
     for kind, take in _STEPS.items():
         before = _resident()
         take()
         found[kind] = max(0, _resident() - before)
+    before = _resident()
+    hush()
+    for name in IMPORTED:
+        with suppress(Exception):  # it is not installed, or not for this machine
+            import_module(name)
+    found["imports"] = start + max(0, _resident() - before)
     return found
 
 

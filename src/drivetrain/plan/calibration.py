@@ -47,6 +47,10 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     picture_seconds: float = doc("Seconds in which one core reads, decodes and resizes a picture of 500 x 375", gt=0)
     disk_write_bytes: float = doc("Bytes a second written to the folder of this file, flushed", gt=0)
 
+    def of(self, ranks: int) -> DeviceSpeeds:
+        """Returns the speeds of each of so many ranks on this machine."""
+        return self.alone if ranks == 1 or self.together is None else self.together
+
 
 def kept_at(machine: Machine) -> Path:
     """Returns the file of a machine's calibration: one for each kind and number of devices and cores, since several

@@ -9,10 +9,11 @@ from concurrent.futures import Future
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import RunError, UserError, last_line
+from drivetrain.plan.calibration import kept
 from drivetrain.plan.deep_trace import IRRELEVANT, Tracer
 from drivetrain.plan.estimator import NotPlanned
 from drivetrain.plan.machines import Cluster
-from drivetrain.plan.room import UNSEEN, room_of_a_rank, with_held
+from drivetrain.plan.room import room_of_a_rank, unseen_bytes, with_held
 from drivetrain.plan.run_time import time_of
 from drivetrain.plan.samples import Samples, times
 from drivetrain.plan.small_batches import measured_costs
@@ -138,8 +139,8 @@ class Traced:
         return room_of_a_rank(run, self.host)
 
     def unseen(self, run: RunConfig) -> tuple[int, int]:
-        del run
-        return UNSEEN[self.host.device]
+        known = kept(self.host) if self.cluster.is_here else None
+        return unseen_bytes(self.host, None if known is None else known.of(run.world_size))
 
     def steps(self, run: RunConfig) -> int:
         """Returns the steps of the whole run."""

@@ -10,9 +10,9 @@ from drivetrain.config.run import RunConfig
 from drivetrain.plan.calibration import DeviceSpeeds
 from drivetrain.plan.step_costs import Operations, StepCosts, StepMemory
 
-# what no trace sees on one rank, in bytes: at least, at most. CUDA: context, NCCL's buffers, cuBLAS' and cuDNN's
-# workspaces, as measured from 0.5 to 1.6 GB. CPU: the libraries that a rank imports, 0.5 GB with PyTorch alone and 0.9
-# with Transformers and DeepSpeed
+# what no trace sees on one rank that was not calibrated, in bytes: at least, at most. CUDA: context, NCCL's buffers,
+# cuBLAS' and cuDNN's workspaces, as measured from 0.5 to 1.6 GB. CPU: the libraries that a rank imports, 0.5 GB with
+# PyTorch alone and 0.9 with Transformers and DeepSpeed
 UNSEEN = {"cuda": (500_000_000, 1_600_000_000), "cpu": (500_000_000, 900_000_000)}
 # what the allocator holds for each byte of tensors that are alive at the peak, gaps between them included. CPU: fitted
 # to resident memory in bench/results/planned.md; CUDA: measured on an H200, under FSDP and with other engines
@@ -36,6 +36,14 @@ def with_held(costs: StepCosts, run: RunConfig, machine: Machine) -> StepCosts:
         return replace(memory, reserved=round(held * memory.allocated))
 
     return replace(costs, memory=of(costs.memory), by_rank={rank: of(each) for rank, each in costs.by_rank.items()})
+
+
+def unseen_bytes(machine: Machine, speeds: DeviceSpeeds | None) -> tuple[int, int]:
+    """Returns the least and the most bytes that a rank takes beside its tensors. speeds: of a calibrated machine."""
+    libraries = {} if speeds is None else speeds.libraries
+    if "imports" not in libraries:
+        return UNSEEN[machine.device]
+    return libraries["imports"], sum(libraries.values())
 
 
 def library_bytes(operations: Iterable[Operations], speeds: DeviceSpeeds) -> int:

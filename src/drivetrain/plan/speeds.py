@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from drivetrain.errors import problem
 from drivetrain.plan import collectives
-from drivetrain.plan.calibration import Calibration, Curve, DeviceSpeeds, kept, seconds_of
+from drivetrain.plan.calibration import Calibration, Curve, kept, seconds_of
 from drivetrain.plan.catalogue import Device
 from drivetrain.plan.machines import Cluster
 from drivetrain.plan.step_costs import Messages, Operations
@@ -142,8 +142,7 @@ class MeasuredSpeeds(Speeds):
     ) -> None:
         """cluster: several machines like this one; None: there is one. device: its kind, where the catalogue has it."""
         self._calibration, self._ranks, self._cluster, self._device = calibration, ranks, cluster, device
-        together = calibration.together
-        self._speeds: DeviceSpeeds = calibration.alone if ranks == 1 or together is None else together
+        self._speeds = calibration.of(ranks)
         is_gpu = calibration.device == "cuda"
         self.sends_beside_computing = self.starts_ahead = is_gpu
         # two at once were measured; more share the cores that two have
