@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from planned import ALONE, RESULTS, ROOT, SHORTER, TOGETHER, measured, settings
+from planned import latest as planned_rows
+from planned_page import is_disturbed
 from tables import machine_line, markdown_table, write
 
 from drivetrain.errors import UserError
@@ -38,15 +40,16 @@ CASES: tuple[tuple[str, float | None], ...] = (  # GiB that a process may take
 NEAR = 0.05  # of the best
 INTRODUCTION = f"""Made by `python bench/choices.py`. Each recipe is planned with `engine=auto precision=auto`; then the
 choice and every engine on one and two ranks are measured, a new process a rank, under the same limit to the memory of
-each process (`memory_limit`, of which libraries take the most). A choice counts as right if its step takes at most
-{NEAR:.0%} longer than the quickest that was measured. Recipes whose step takes a minute are cut as in
-[planned](planned.md)."""
+each process (`memory_limit`, of which libraries take the most). Without a limit, engines that bench/planned.py has
+measured in the same precision are not measured again. A choice counts as right if its step takes at most {NEAR:.0%}
+longer than the quickest that was measured. Recipes whose step takes a minute are cut as in [planned](planned.md)."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, default=ROOT, help="where the recipes find data and models")
     parser.add_argument("--rows", type=lambda text: Path(text).resolve(), default=RESULTS / "choices.jsonl")
+    parser.add_argument("--planned", type=lambda text: Path(text).resolve(), default=RESULTS / "planned.jsonl")
     parser.add_argument("--again", action="store_true", help="measure all again")
     parser.add_argument("--page", action="store_true", help="only write the table")
     options = parser.parse_args()
@@ -76,9 +79,12 @@ def case(recipe: str, limit: float | None, options: argparse.Namespace) -> dict[
     choice = plan.choice
     named = {"engine": choice.run.engine.label, "ranks": choice.run.world_size, "words": list(choice.overrides)}
     ways = [named, *engines(recipe, own, choice)]
+    found = {} if limit is not None else planned_rows(options.planned)
     for way in ways:
+        row = found.get((recipe, way["engine"], way["ranks"])) if way is not named else None
+        alike = row is not None and row["planned"].get("precision") == choice.run.precision and not is_disturbed(row)
         way["planned"] = planned_seconds(plan, way)
-        way["measured"] = measured(file, way["ranks"], way["words"], options)
+        way["measured"] = row["measured"] if row and alike else measured(file, way["ranks"], way["words"], options)
     return {"recipe": recipe, "limit": limit, "choice": ways[0], "others": ways[1:]}
 
 
