@@ -21,16 +21,17 @@ engine, in a new process a rank.
   value is what the allocator holds for the tensors, gaps between them included, and what libraries take once they are
   used, as `drivetrain calibrate` measured it.
 - The time of a step is the median of those of a second or so (nine at least, three where they are long), without
-  loading data; the plan's is from
-  `drivetrain calibrate`. It is compared only where ranks do not exceed cores, other programs took at most
-  {DISTURBED:.0%} of a core and more than one step was timed; of the others the planned time stands beside the
-  processor time of the rank that used most, over all its threads."""
+  loading data; the plan's is from `drivetrain calibrate`. It is compared only where ranks do not exceed cores, other
+  programs took at most {DISTURBED:.0%} of a core and more than one step was timed; of the others the planned time stands
+  beside the processor time of the rank that used most, over all its threads.
+- Three figures of the plan were fitted to this table, so that it is no proof of them: what the allocator holds for the
+  tensors, what ranks on one CPU wait for one another, and what an engine's program takes at each message. Peaks of
+  tensors, and everything of one process' time, are not fitted."""
 CAUSES = {  # of misses, by recipe and engine
     "cifar10-small zero2": "images of 32 pixels end as maps of 1 x 1, to which convolutions without numbers give "
     "other strides than PyTorch's kernel does: in the trace a gradient is copied into the parameter's layout",
     "cifar10-small zero3": "as for zero2",
     "hotel-bert zero3": "not found yet; on two ranks the plan is exact",
-    "digits-small-lr single": "not found yet; small convolutions are planned too slow, as in digits and cifar10-small",
 }
 HEAD = [
     "recipe, engine, ranks",
