@@ -22,8 +22,8 @@ engine, in a new process a rank.
   used, as `drivetrain calibrate` measured it.
 - The time of a step is the median of those of a second or so (nine at least, three where they are long), without
   loading data; the plan's is from `drivetrain calibrate`. It is compared only where ranks do not exceed cores, other
-  programs took at most {DISTURBED:.0%} of a core and more than one step was timed; of the others the planned time stands
-  beside the processor time of the rank that used most, over all its threads.
+  programs took at most {DISTURBED:.0%} of a core and more than one step was timed; of the others the planned time
+  stands beside the processor time of the rank that used most, over all its threads.
 - Three figures of the plan were fitted to this table, so that it is no proof of them: what the allocator holds for the
   tensors, what ranks on one CPU wait for one another, and what an engine's program takes at each message. Peaks of
   tensors, and everything of one process' time, are not fitted."""
