@@ -103,15 +103,18 @@ def _sandbox(limits: Limits) -> list[str]:
     """Returns the words before those of the program."""
     is_root = os.geteuid() == 0
     words = ["bwrap", "--die-with-parent", "--new-session", "--clearenv"]
-    words += [f"--unshare-{name}" for name in ("pid", "net", "ipc", "uts", *(() if is_root else ("user",)))]
+    words += [f"--unshare-{name}" for name in ("pid", "net", "ipc", "uts")]
+    # in a user namespace of its own making a program could mount folders in memory that no limit holds
+    alone = ["--unshare-user", "--disable-userns"]
+    words += [] if is_root else alone
     words += ["--unshare-cgroup-try", *_seen()]
     words += ["--perms", "1777", "--size", str(limits.file_size * MEBIBYTE), "--tmpfs", FOLDER, "--chdir", FOLDER]
     words += ["--setenv", "HOME", FOLDER, "--setenv", "PATH", "/usr/bin:/bin", "--remount-ro", "/"]
     if is_root:
         words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--", "setpriv", f"--reuid={NOBODY}"]
         words += [f"--regid={NOBODY}", "--clear-groups", "--no-new-privs"]
-    else:
-        words.append("--")
+        words += ["bwrap", *alone, "--dev-bind", "/", "/"]
+    words.append("--")
     seconds, memory = max(1, round(limits.seconds)), limits.memory * MEBIBYTE
     size = limits.file_size * MEBIBYTE
     return [
@@ -135,4 +138,5 @@ def _seen() -> list[str]:
         for folder in reversed(prefix.parents[:-1]):
             words += ["--perms", "0755", "--dir", str(folder)]  # empty but for the way to the next
         words += ["--ro-bind", str(prefix), str(prefix)]
+    words += ["--dir", "/tmp"]  # empty and read-only: bwrap needs it where it runs once more inside
     return [*words, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
