@@ -170,9 +170,11 @@ class Search:
         this one's ranks have a smaller part of the model."""
         for axis, ranks in family.run.engine.axes.items():
             like = next((each for each in self._looked.values() if self._shows(each, family, axis)), None)
-            for each in () if like is None else like.derivation.at(cut).messages:
+            if like is None:
+                continue
+            share = min(1.0, model_parts(like.family.run, axis) / model_parts(family.run, axis))
+            for each in like.derivation.at(cut).messages:
                 if each.axis == axis:
-                    share = min(1.0, model_parts(like.family.run, axis) / model_parts(family.run, axis))
                     yield replace(each, ranks=ranks, calls=max(1, int(each.calls * share)), bytes=each.bytes * share)
 
     def _shows(self, looked: Looked, family: Family, axis: str) -> bool:
