@@ -13,7 +13,7 @@ FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks",
 class _MallInfo(ctypes.Structure):
     """What glibc's mallinfo2 returns."""
 
-    _fields_ = [(name, ctypes.c_size_t) for name in FIELDS]  # noqa: RUF012  ctypes' own form
+    _fields_ = [(name, ctypes.c_size_t) for name in FIELDS]
 
 
 def kept_bytes(work: Callable[[], object]) -> int:
