@@ -12,7 +12,7 @@ import torch
 
 from drivetrain.data.language.vocabularies import byte_tokenizer
 from drivetrain.errors import UserError
-from drivetrain.generation.constraints import MOST_MEMBERS, MOST_PROPERTIES, Constraints
+from drivetrain.generation.constraints import MOST_CHARACTERS, MOST_MEMBERS, MOST_PROPERTIES, Constraints
 
 END, SIZE = 256, 257
 
@@ -103,6 +103,9 @@ def test_a_schema_made_to_take_for_ever_is_followed_or_refused_soon(constraints:
         ),
         ({"enum": list(range(MOST_MEMBERS + 1))}, "more than 5,000 members"),
         ({"anyOf": [{"properties": {f"p{n}": True for n in range(400)}}] * 20}, "more than 5,000 members"),
+        ({"pattern": f"^({'|'.join('a' * n + 'b' for n in range(2000))})$"}, "more than 200,000 characters"),
+        ({"properties": {"x" * (MOST_CHARACTERS + 1): {}}}, "more than 200,000 characters"),
+        ("a" * (MOST_CHARACTERS + 1), "more than 200,000 characters"),
     ],
 )
 def test_a_schema_that_would_take_minutes_is_refused(constraints: Constraints, schema: Any, told: str) -> None:

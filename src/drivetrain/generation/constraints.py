@@ -22,6 +22,7 @@ WHITESPACE = {
 
 MOST_PROPERTIES = 500  # of one object: the time to compile grows with their square, and 8,000 take minutes
 MOST_MEMBERS = 5_000  # keys of objects and members of lists, of the whole schema
+MOST_CHARACTERS = 200_000  # of all texts in it: a pattern of two million takes a second and 200 MB
 
 
 class Constraints:
@@ -73,17 +74,20 @@ class Constraints:
 
 
 def _too_large(form: Form) -> str | None:
-    """Returns why a schema would take too long to compile, if it would."""
-    count, left = 0, [form]
+    """Returns why a form would take too long to compile, if it would."""
+    count, characters, left = 0, 0, [form]
     while left:
         each: Any = left.pop()
         members = list(each.values()) if isinstance(each, dict) else each if isinstance(each, list) else []
         count += len(members)
+        characters += len(each) if isinstance(each, str) else sum(map(len, each)) if isinstance(each, dict) else 0
         left += members
         if isinstance(each, dict) and len(each) > MOST_PROPERTIES:
             return f"an object of the JSON schema has {len(each):,} keys, more than {MOST_PROPERTIES}"
         if count > MOST_MEMBERS:
             return f"the JSON schema has more than {MOST_MEMBERS:,} members"
+        if characters > MOST_CHARACTERS:
+            return f"its texts have more than {MOST_CHARACTERS:,} characters"
     return None
 
 

@@ -12,6 +12,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 
+from drivetrain.generation.requests import FormError
 from drivetrain.inference.serve.app import Guards, application
 from drivetrain.inference.serve.metrics import Metrics
 from drivetrain.inference.serve.served import Served
@@ -162,6 +163,22 @@ def test_fields_that_ask_for_nothing_and_labels_are_taken(server: Running) -> No
         "n": None,
     }
     assert server.ask(CHAT, {"messages": [USER], **neutral})[0] == 200
+
+
+def test_a_form_that_could_not_be_followed_is_the_requests_fault() -> None:
+    body = {"messages": [USER], "response_format": {"type": "json_object"}}
+    with serving(scripted(fails=FormError("the answer's form cannot be followed any further: lexer"))) as server:
+        status, _, found = server.ask(CHAT, body)
+        assert (status, found["error"]["code"]) == (400, "form_failed")
+        assert b"form_failed" in server.ask(CHAT, {**body, "stream": True})[2]
+        server.settled()
+
+
+def test_log_probabilities_of_as_many_prompts_as_allowed_are_all_there(server: Running) -> None:
+    body = {"prompt": [[65] * 2000] * 6, "echo": True, "logprobs": 20, "max_tokens": 1}
+    status, _, found = server.ask(TEXT, body)
+    assert status == 200
+    assert [len(each["logprobs"]["tokens"]) for each in found["choices"]] == [2001] * 6
 
 
 def test_jinja_in_a_message_is_text(server: Running) -> None:

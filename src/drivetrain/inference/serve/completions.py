@@ -22,7 +22,7 @@ from drivetrain.web.refusals import Refusal
 
 MOST_PROMPTS = 1024
 DEFAULT_TOKENS = 16  # as OpenAI's
-MOST_LOGPROBS = 1 << 20  # of the prompts of a request: some 300 bytes each, until the answer is sent
+MOST_LOGPROBS = 1 << 18  # of the prompts of a request: other answers wait while they are written, here a second
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1, fail_fast=True)]
 
