@@ -13,6 +13,7 @@ import torch
 from drivetrain.data.language.vocabularies import byte_tokenizer
 from drivetrain.errors import UserError
 from drivetrain.generation.constraints import MOST_CHARACTERS, MOST_MEMBERS, MOST_PROPERTIES, Constraints
+from tests.kept_memory import kept_bytes
 
 END, SIZE = 256, 257
 
@@ -113,6 +114,20 @@ def test_a_schema_that_would_take_minutes_is_refused(constraints: Constraints, s
     with pytest.raises(UserError, match=told):
         constraints.started(schema)
     assert time.process_time() - start < 1
+
+
+def test_no_form_is_remembered_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llguidance keeps 700 bytes of each new schema beside the vocabulary."""
+    monkeypatch.setattr("drivetrain.generation.constraints.RENEWED", 50)
+    constraints = Constraints(byte_tokenizer(["<|end|>"]), frozenset({END}), SIZE)
+
+    def follow(first: int) -> None:
+        for number in range(first, first + 200):
+            schema = {"type": "object", "properties": {f"a{number}": {"type": "null"}}, "required": [f"a{number}"]}
+            written(constraints, {**schema, "additionalProperties": False}, b"n", 30)
+
+    follow(0)
+    assert kept_bytes(lambda: follow(200)) < 70_000  # 190 kB where they are kept
 
 
 @pytest.mark.parametrize("schema", [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}, {"not": {}}])
