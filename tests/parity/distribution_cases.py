@@ -132,7 +132,8 @@ def run_cases(cases: Sequence[DistributionCase]) -> list[Curve]:
 
 
 def plain(case: DistributionCase) -> Curve:
-    """One process, whole batches, each sample through both models by itself."""
+    """One process, whole batches, each sample through both models by itself, in fp64: a divergence near 0 is a sum of
+    differences, which fp32 rounds by 2e-5 of it, one way or another with the number of threads."""
     work, curve = workload(case), Curve([], [], {}, {})
     work.adapters = None
     model: Any = work.build_model()
@@ -142,6 +143,7 @@ def plain(case: DistributionCase) -> Curve:
     beside.requires_grad_(False)
     if case.lora:
         model = get_peft_model(model, LoraConfig(**LORA))  # type: ignore[arg-type]
+    model, beside = model.double(), beside.double()
     trained = [p for p in model.parameters() if p.requires_grad]
     updates = torch.optim.SGD(trained, lr=OPTIMIZERS["sgd"].lr, momentum=0.9)
     order = GlobalOrder(len(work.train), BATCH, seed=1)

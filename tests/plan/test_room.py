@@ -1,4 +1,4 @@
-"""What a rank takes beyond its tensors: gaps that the allocator leaves, and libraries."""
+"""Memory of a rank beside its tensors: the gaps that an allocator leaves, and the libraries that are loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import pytest
 from drivetrain.config.run import RunConfig
 from drivetrain.plan.calibration import DeviceSpeeds
 from drivetrain.plan.machines import cluster
-from drivetrain.plan.room import HELD, HELD_OF_PIECES, UNSEEN, library_bytes, unseen_bytes, with_held
+from drivetrain.plan.room import (
+    HELD_ON_CPU,
+    HELD_ON_GPU,
+    HELD_ON_GPU_OF_PIECES,
+    UNSEEN,
+    library_bytes,
+    unseen_bytes,
+    with_held,
+)
 from drivetrain.plan.rows import Row
 from drivetrain.plan.step_costs import Operations, StepMemory
 from drivetrain.runtime.hardware import detect
@@ -44,13 +52,13 @@ def of(size: int, run: RunConfig, device: str = "cpu") -> StepMemory:
 
 
 def test_the_allocator_holds_more_than_the_tensors_that_are_alive(run: RunConfig) -> None:
-    assert of(1000, run).reserved == 1000 * HELD["cpu"] > 1000
-    assert of(1000, run, "cuda").reserved == 1000 * HELD["cuda"]
+    assert of(1000, run).reserved == 1000 * HELD_ON_CPU > 1000
+    assert of(1000, run, "cuda").reserved == 1000 * HELD_ON_GPU
 
 
 def test_on_a_gpu_an_engine_that_gathers_pieces_leaves_more_gaps(run: RunConfig) -> None:
     sharded = run.model_copy(update={"engine": RunConfig.model_validate({**run.model_dump(), "engine": "fsdp"}).engine})
-    assert of(1000, sharded, "cuda").reserved == 1000 * HELD_OF_PIECES["cuda"] > of(1000, run, "cuda").reserved
+    assert of(1000, sharded, "cuda").reserved == 1000 * HELD_ON_GPU_OF_PIECES > of(1000, run, "cuda").reserved
 
 
 def test_a_way_whose_tensors_alone_would_fit_is_short_of_the_gaps(run: RunConfig) -> None:

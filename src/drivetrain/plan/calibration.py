@@ -6,6 +6,7 @@ import hashlib
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -70,9 +71,15 @@ def kept(machine: Machine) -> Calibration | None:
     """Returns the calibration of a machine; None if there is none, or it was written by another version of the form."""
     file = kept_at(machine)
     try:
-        return Calibration.model_validate_json(file.read_bytes())
+        return _read(file, file.stat().st_mtime_ns)
     except (OSError, ValidationError):
         return None
+
+
+@lru_cache(maxsize=4)
+def _read(file: Path, changed: int) -> Calibration:  # noqa: ARG001 -- part of the key
+    """Reads a file once: a search asks at each of its rows. changed: when it was written; a new one is read anew."""
+    return Calibration.model_validate_json(file.read_bytes())
 
 
 def usual(seconds: Sequence[float]) -> float:

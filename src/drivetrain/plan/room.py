@@ -15,10 +15,11 @@ from drivetrain.plan.step_costs import Operations, StepCosts, StepMemory
 # PyTorch alone and 0.9 with Transformers and DeepSpeed
 UNSEEN = {"cuda": (500_000_000, 1_600_000_000), "cpu": (500_000_000, 900_000_000)}
 # what the allocator holds for each byte of tensors that are alive at the peak, gaps between them included. CPU: fitted
-# to resident memory in bench/results/planned.md; CUDA: measured on an H200, under FSDP and with other engines
-# (bench/results/planned-gpu.md)
-HELD = {"cpu": 1.6, "cuda": 1.02}
-HELD_OF_PIECES = {"cpu": 1.6, "cuda": 1.14}
+# to resident memory in bench/results/planned.md. CUDA: the most that was measured on one H200 (planned-gpu.md), 1.02
+# where every rank has whole tensors, and 1.14 under FSDP, whose gathered blocks leave gaps. ZeRO and meshes were not
+# measured, and get FSDP's
+HELD_ON_CPU = 1.6
+HELD_ON_GPU, HELD_ON_GPU_OF_PIECES = 1.02, 1.14
 
 
 def room_of_a_rank(run: RunConfig, machine: Machine) -> int:
@@ -30,7 +31,8 @@ def room_of_a_rank(run: RunConfig, machine: Machine) -> int:
 
 def with_held(costs: StepCosts, run: RunConfig, machine: Machine) -> StepCosts:
     """Returns the costs with what the allocator holds for their tensors as reserved memory."""
-    held = (HELD_OF_PIECES if run.engine.gives_pieces else HELD)[machine.device]
+    on_gpu = HELD_ON_GPU_OF_PIECES if run.engine.gives_pieces else HELD_ON_GPU
+    held = HELD_ON_CPU if machine.device == "cpu" else on_gpu
 
     def of(memory: StepMemory) -> StepMemory:
         return replace(memory, reserved=round(held * memory.allocated))

@@ -20,7 +20,9 @@ from pathlib import Path
 
 MEBIBYTE = 2**20
 FOLDER = "/box"
-NOBODY = 65534  # root's processes would not be counted, nor kept from files that only root may read
+# a user without rights, as whom the program runs where root starts it: root has no limit of processes, and reads every
+# file
+NOBODY = 65534
 NEEDED = {"bwrap": "bubblewrap", "prlimit": "util-linux"}
 NEEDED_BY_ROOT = {"setpriv": "util-linux"}
 # reads the program from its input, and runs it and its tests in one namespace, as one file would
@@ -67,7 +69,7 @@ def check_isolation(limits: Limits) -> None:
 
 
 def _run(code: str, tests: str, limits: Limits) -> tuple[bool, str]:
-    """Returns whether the tests passed, and the end of what the sandbox or the program wrote to stderr."""
+    """Returns whether the tests passed, and what the sandbox or the program wrote to stderr, up to 1 MiB."""
     passed = secrets.token_hex(16)
     given = json.dumps({"code": code, "tests": tests, "passed": passed}).encode()
     reading, writing = os.pipe()
@@ -102,7 +104,7 @@ def _python() -> str:
 def _sandbox(limits: Limits) -> list[str]:
     """Returns the words before those of the program."""
     is_root = os.geteuid() == 0
-    words = ["bwrap", "--die-with-parent", "--new-session", "--clearenv"]
+    words = [_found("bwrap"), "--die-with-parent", "--new-session", "--clearenv"]
     words += [f"--unshare-{name}" for name in ("pid", "net", "ipc", "uts")]
     # in a user namespace of its own making a program could mount folders in memory that no limit holds
     alone = ["--unshare-user", "--disable-userns"]
@@ -111,17 +113,22 @@ def _sandbox(limits: Limits) -> list[str]:
     words += ["--perms", "1777", "--size", str(limits.file_size * MEBIBYTE), "--tmpfs", FOLDER, "--chdir", FOLDER]
     words += ["--setenv", "HOME", FOLDER, "--setenv", "PATH", "/usr/bin:/bin", "--remount-ro", "/"]
     if is_root:
-        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--", "setpriv", f"--reuid={NOBODY}"]
+        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--", _found("setpriv"), f"--reuid={NOBODY}"]
         words += [f"--regid={NOBODY}", "--clear-groups", "--no-new-privs"]
-        words += ["bwrap", *alone, "--dev-bind", "/", "/"]
+        words += [_found("bwrap"), *alone, "--dev-bind", "/", "/"]
     words.append("--")
     seconds, memory = max(1, round(limits.seconds)), limits.memory * MEBIBYTE
     size = limits.file_size * MEBIBYTE
     return [
         *words,
-        "prlimit",
+        _found("prlimit"),
         *(f"--cpu={seconds}", f"--as={memory}", f"--nproc={limits.processes}", f"--fsize={size}", "--core=0"),
     ]
+
+
+def _found(program: str) -> str:
+    """Returns a program's path: the sandbox is started with an empty environment, in which no PATH says it."""
+    return shutil.which(program) or program
 
 
 def _seen() -> list[str]:
