@@ -299,6 +299,8 @@ class LanguageModel(WorkloadBlock):
             yield "workload.data.train_on", "of preferences the answers are trained on"
         if self.has_rewards:
             yield "workload.data.train_on", "the model's own answers are trained on"
+        if self.samples != "pairs":
+            yield "workload.data.pairs", f"stage {self.stage} learns from no pairs"
         if self._compares_distributions:
             yield "workload.model.fused_loss", "the loss reads whole distributions over the tokens"
         if self.auto_class != CAUSAL:

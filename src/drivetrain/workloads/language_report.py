@@ -27,7 +27,8 @@ from drivetrain.data.language.sets import open_sets
 from drivetrain.data.order import Order
 from drivetrain.data.streams.mixture import StreamedMixture
 from drivetrain.errors import UserError
-from drivetrain.workloads.language_data import EVALUATION, TRAIN, Account, LanguageReader
+from drivetrain.workloads.language_account import Account
+from drivetrain.workloads.language_data import EVALUATION, TRAIN, LanguageReader
 from drivetrain.workloads.language_streams import LOOKED_AT, Stream
 from drivetrain.workloads.pair_report import pair_of, sides_report
 
@@ -129,6 +130,7 @@ def _account(account: Account, stream: bool) -> dict[str, Any]:
         "too long": account.too_long,
         "without target": account.without_target,
         "alike": account.alike,
+        **({} if account.paired is None else dict(zip(("answered rows", "pairs"), account.paired, strict=True))),
     }
 
 

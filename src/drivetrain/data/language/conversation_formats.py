@@ -27,7 +27,7 @@ from drivetrain.data.language.row_schema import (
     optional_text,
     truth,
 )
-from drivetrain.data.language.scored_rows import with_best_and_worst
+from drivetrain.data.language.scored_rows import pairs_of_scored
 from drivetrain.data.language.sharegpt import read_sharegpt
 from drivetrain.data.language.tool_calls import read_tools
 from drivetrain.data.language.trl_rows import read_trl, with_prompt
@@ -66,15 +66,25 @@ def read_conversations(rows: Rows, form: RowSchema, field: str, replace: Mapping
             keys.update(dict.fromkeys(row))
             where = rows.where(index)
             try:
-                read.conversations.append(read_conversation(row, form, where, replace))
+                read.conversations.extend(conversations_of(row, form, where, replace))
             except RowError as error:
                 read.problems.append(BadRow(where, str(error)))
     check_columns(form, list(keys), field)
     return read
 
 
+def conversations_of(
+    row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]
+) -> list[Conversation]:
+    """Reads one row, like `read_conversations`: one conversation, or one for each pair that its scored answers make.
+    Raises RowError with the reason if it has none."""
+    if not form.scored:
+        return [read_conversation(row, form, where, replace)]
+    return [_read_pair(each, form.unscored, where, replace) for each in pairs_of_scored(row, form)]
+
+
 def read_conversation(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:
-    """Reads one row, like `read_conversations`. Raises RowError with the reason if it is no conversation."""
+    """Reads a row that is one conversation. Raises RowError with the reason if it is none."""
     if form.labels:
         return _read_labelled(row, form, where, replace)
     return _read_pair(row, form, where, replace) if form.pairs else _read_one(row, form, where, replace)
@@ -94,8 +104,6 @@ def _read_pair(row: Mapping[str, Any], form: RowSchema, where: str, replace: Map
 
     Of the messages that both sides have, none is trained: what is learned begins where they differ.
     """
-    if form.scored:
-        row, form = with_best_and_worst(row, form)
     if form.formatting == "trl":
         row = with_prompt(row, form)
     sides = []
@@ -171,7 +179,7 @@ def _check_can_be_written(messages: Sequence[Message], tools: Sequence[Mapping[s
             raise RowError(f"a call or a tool cannot be written as JSON: {error}") from None
 
 
-OF_PREFERENCES = ("chosen", "rejected", "completions", "scores", "kto_tag", "margin")
+OF_PREFERENCES = ("chosen", "rejected", "completions", "scores", "ranks", "kto_tag", "margin")
 
 
 def check_names(form: RowSchema, replace: Mapping[str, str], field: str) -> None:

@@ -73,7 +73,8 @@ class RowSchema:
 
     by_usual_names: no column was named: all are read, by their usual names, in every row that has them. ranking:
     preference data, of which the column `chosen` is the reply. pairs: the column `rejected` is read beside it.
-    scored: several answers with a score each stand in the column `completions`, in place of a pair's two columns.
+    scored: several answers with a score each stand in the column `completions`, in place of a pair's two columns;
+    every_pair: each two of them with different scores are a pair, not the best and the worst alone.
     labels: the column `kto_tag` distinguishes replies to learn from those to avoid.
     default_system: the system message of rows that have none.
     """
@@ -87,6 +88,7 @@ class RowSchema:
     pairs: bool = False
     labels: bool = False
     scored: bool = False
+    every_pair: bool = False
 
     @cached_property
     def required(self) -> dict[str, str]:
@@ -110,7 +112,7 @@ class RowSchema:
     @cached_property
     def unscored(self) -> RowSchema:
         """Returns the schema of the pairs that are made of scored answers."""
-        return replace(self, scored=False)
+        return replace(self, scored=False, every_pair=False)
 
     @cached_property
     def named(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from drivetrain.data.language.conversation_formats import check_columns, check_names, read_conversation
+from drivetrain.data.language.conversation_formats import check_columns, check_names, conversations_of
 from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.placeholders import placeholders_left
 from drivetrain.data.language.row_schema import RowSchema
@@ -61,7 +61,7 @@ def stored_conversations(
     check_names(form, replace, field)
     reading = Reading(
         files,
-        lambda row, where: read_conversation(row, form, where, replace),
+        lambda row, where: conversations_of(row, form, where, replace),
         repr((form, dict(replace))),
         lambda conversations: {"placeholders": placeholders_left(conversations)[0]},
         lambda keys: check_columns(form, keys, field),
