@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import nn
 
@@ -114,6 +115,19 @@ class JudgesAnswers(Workload):
     def judged(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> list[dict[str, float]]:
         """Returns the metrics of each of this rank's prompts, the same names for all; NaN is left out of a mean. Called
         by all ranks together."""
+
+
+class AnswersBeside(ABC):
+    """A workload whose model is held to a reference, which answers the same prompts at evaluations."""
+
+    @property
+    @abstractmethod
+    def reference_answers(self) -> Literal["never", "once", "anew"]:
+        """Returns whether there is a reference that can answer, and whether its answers change during a training."""
+
+    @abstractmethod
+    def answering_reference(self, model: nn.Module, context: LossContext) -> AbstractContextManager[nn.Module]:
+        """Gives the reference within a block, wrapped by the engine as the model is."""
 
 
 class Generates(ABC):
