@@ -167,6 +167,9 @@ def _totals(report: Report, console: Console) -> None:
     if "labels" in report:
         labels = report["labels"]
         rows["labels"] = f"{labels['desirable']:,} desirable, {labels['undesirable']:,} undesirable"
+    if "steps" in report:
+        steps = report["steps"]
+        rows["steps"] = f"{steps['steps']:,}, of which {steps['right']:,} are marked as right"
     if "duplicates" in report:
         rows["duplicates"] = f"{report['duplicates']:,} of the training samples, each like an earlier one"
         if report["evaluation samples trained on"]:

@@ -14,10 +14,10 @@ from drivetrain.config.fine_tuning import OF_DISTRIBUTIONS, PLAIN, SFT, FineTuni
 from drivetrain.config.generation import Generation
 from drivetrain.config.language_data import LanguageData
 from drivetrain.config.language_model import LanguageModelModel
-from drivetrain.config.language_stages import STAGES, SampleKind, StageName
+from drivetrain.config.language_stages import REWARD_OF_STEPS, SFT_BY_LIKELIHOOD, STAGES, SampleKind, Stage, StageName
 from drivetrain.config.machine import Machine
 from drivetrain.config.model_files import beyond_context, lacks_template
-from drivetrain.config.preference import Preference, preference_problems
+from drivetrain.config.preference import REWARD, Preference, preference_problems
 from drivetrain.config.reference import OtherModelBlock, ReferenceBlock
 from drivetrain.config.reinforcement import PPO, Reinforcement, reinforcement_problems
 from drivetrain.config.workload_block import WorkloadBlock
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from drivetrain.config.run import RunConfig
 
 CAUSAL = "AutoModelForCausalLM"
-WEIGHTED = "drivetrain.workloads.weighted_likelihood:WeightedLikelihoodWorkload"
 
 
 class LanguageModel(WorkloadBlock):
@@ -51,28 +50,33 @@ class LanguageModel(WorkloadBlock):
         return self.model.tokenizer or self.model.path if needs else None
 
     @property
-    def implementation(self) -> str:
+    def _form(self) -> Stage:
+        """The stage, in the form that its loss chooses."""
         if self.stage == SFT and self.sft.loss != PLAIN:
-            return WEIGHTED
-        return STAGES[self.stage].implementation
+            return SFT_BY_LIKELIHOOD
+        return REWARD_OF_STEPS if self.stage == REWARD and self.preference.reads_steps else STAGES[self.stage]
+
+    @property
+    def implementation(self) -> str:
+        return self._form.implementation
 
     @property
     def auto_class(self) -> str:
-        return STAGES[self.stage].auto_class
+        return self._form.auto_class
 
     @property
     def has_conversations(self) -> bool:
         """Whether samples are conversations, whose replies are trained."""
-        return STAGES[self.stage].has_conversations
+        return self._form.has_conversations
 
     @property
     def samples(self) -> SampleKind:
-        return STAGES[self.stage].samples
+        return self._form.samples
 
     @property
     def has_preferences(self) -> bool:
         """Whether samples are answers that are compared or labelled."""
-        return STAGES[self.stage].has_preferences
+        return self._form.has_preferences
 
     @property
     def answers_prompts(self) -> bool:
@@ -81,7 +85,7 @@ class LanguageModel(WorkloadBlock):
     @property
     def has_rewards(self) -> bool:
         """Whether the model's own answers to prompts are rewarded."""
-        return STAGES[self.stage].has_rewards
+        return self._form.has_rewards
 
     @property
     def held_to(self) -> ReferenceBlock:

@@ -23,6 +23,7 @@ from drivetrain.data.language.placeholders import placeholders_note
 from drivetrain.data.language.prompt_samples import prompt_samples
 from drivetrain.data.language.samples import JoinedSamples, TextWindows, Tokenised
 from drivetrain.data.language.sets import DataSet, OpenSet, open_sets, refuse_bad_rows
+from drivetrain.data.language.step_samples import step_samples
 from drivetrain.data.language.stored_conversations import StoredConversations
 from drivetrain.data.streams.mixture import Mix, StreamedMixture
 from drivetrain.data.streams.rows_set import StreamedRows
@@ -40,6 +41,7 @@ CUTS: dict[str, Callable[..., Cut[Any]]] = {
     "conversations": conversation_samples,
     "pairs": pair_samples,
     "labelled": labelled_samples,
+    "steps": step_samples,
     "prompts": prompt_samples,
 }
 TRAIN, EVALUATION = "workload.data.train", "workload.data.evaluation"
@@ -219,8 +221,11 @@ class LanguageReader:
 
     def _cut(self, conversations: Sequence[Conversation], account: Account) -> Cut[Any]:
         assert self.template is not None
-        # answers to a prompt need places of the model's context behind it
-        more = {"context": context_of_model(self._config, self.tokenizer)} if self._kind == "prompts" else {}
+        more: dict[str, Any] = {}
+        if self._kind == "prompts":  # answers to a prompt need places of the model's context behind it
+            more = {"context": context_of_model(self._config, self.tokenizer)}
+        elif self._kind == "steps":
+            more = {"separator": self._config.preference.step_separator}
         cut = CUTS[self._kind](conversations, self.template, self.tokenizer, self._data, **more)
         account.bad += cut.bad
         account.truncated += cut.truncated

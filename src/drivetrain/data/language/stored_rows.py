@@ -28,7 +28,7 @@ from drivetrain.errors import Problem, UserError
 from drivetrain.runtime.progress_line import ProgressLine
 
 T = TypeVar("T")
-FORMAT = 6
+FORMAT = 7
 MOST_SHOWN = 5  # files that cannot be read
 
 
