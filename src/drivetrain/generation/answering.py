@@ -61,14 +61,17 @@ class Answering:
         draws: Sequence[int],
         top_logprobs: int | None = None,
         settings: Generation | None = None,
+        as_drawn: bool = False,
     ) -> list[Answer]:
         """Returns the answers to this rank's prompts, in their order.
 
         draws: a number for each prompt, which with the run's seed decides what is drawn for it, independently of other
-        prompts. settings: how answers are chosen; None: by the workload's own.
+        prompts. settings: how answers are chosen; None: by the workload's own. as_drawn: whether log-probabilities are
+        those at the temperature at which tokens are drawn.
         """
         chosen = settings or self._workload.settings
-        requests = [self._request(*each, top_logprobs, chosen) for each in zip(prompts, draws, strict=True)]
+        each = zip(prompts, draws, strict=True)
+        requests = [self._request(prompt, draw, top_logprobs, chosen, as_drawn) for prompt, draw in each]
         with _uncompiled():
             if self._engine.runs_own_batches:
                 return self._with_own_model(requests)
@@ -87,9 +90,14 @@ class Answering:
         everyone = {number: answer for part in self._ranks.all_gather(own) for number, answer in part.items()}
         return {number: everyone[number] for number in numbers}
 
-    def _request(self, prompt: Prompt, draw: int, top_logprobs: int | None, settings: Generation) -> Request:
+    def _request(
+        self, prompt: Prompt, draw: int, top_logprobs: int | None, settings: Generation, as_drawn: bool
+    ) -> Request:
         sampling = Sampling(temperature=settings.temperature, seed=self._workload.seed, draw=draw)
-        return Request(prompt.ids, settings.max_new_tokens, sampling, top_logprobs=top_logprobs)
+        as_drawn = as_drawn and settings.temperature > 0
+        return Request(
+            prompt.ids, settings.max_new_tokens, sampling, top_logprobs=top_logprobs, logprobs_as_drawn=as_drawn
+        )
 
     def _with_own_model(self, requests: Sequence[Request]) -> list[Answer]:
         found: list[Answer] = []

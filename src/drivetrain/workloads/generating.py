@@ -28,6 +28,15 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """An answer that was made to learn from. tokens: the new ones; logprobs: the log-probability with which the
+    generator drew each."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True)
 class Rollout:
     """The report on samples that a model made. metrics: means over all of them. samples: each in words, JSON-able.
     warnings: what the user should look at."""
@@ -45,8 +54,8 @@ class Making(Protocol):
 
     def answers(
         self, prompts: Sequence[Prompt], draws: Sequence[int], settings: Generation | None = None
-    ) -> list[list[int]]:
-        """Returns the new tokens that follow each prompt, for a workload that `Generates`. settings: how they are
+    ) -> list[Drawn]:
+        """Returns the answer that follows each prompt, for a workload that `Generates`. settings: how they are
         chosen, where it is not by the workload's own."""
 
     def once(self, work: Callable[[], T]) -> T:

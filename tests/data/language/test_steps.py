@@ -97,7 +97,7 @@ def test_rows_without_marks_are_refused_and_marked_rows_lead_pairs_to_the_loss(t
         read(tmp_path, [ROW], formatting="alpaca")
     path = write_lines(tmp_path / "steps.jsonl", [ROW])
     data = LanguageData.model_validate({"train": path})
-    with pytest.raises(UserError, match=r"mark the steps of an answer.*loss: steps"):
+    with pytest.raises(UserError, match=r"(?s)mark the steps of an answer.*loss: steps"):
         open_sets(data.train, data, "pairs", FIELD)
 
 
