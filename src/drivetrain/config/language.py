@@ -14,7 +14,7 @@ from drivetrain.config.fine_tuning import OF_DISTRIBUTIONS, PLAIN, SFT, FineTuni
 from drivetrain.config.generation import Generation
 from drivetrain.config.language_data import LanguageData
 from drivetrain.config.language_model import LanguageModelModel
-from drivetrain.config.language_stages import REWARD_OF_STEPS, SFT_BY_LIKELIHOOD, STAGES, SampleKind, Stage, StageName
+from drivetrain.config.language_stages import FORMS, STAGES, SampleKind, Stage, StageName
 from drivetrain.config.machine import Machine
 from drivetrain.config.model_files import beyond_context, lacks_template
 from drivetrain.config.preference import REWARD, Preference, preference_problems
@@ -53,8 +53,10 @@ class LanguageModel(WorkloadBlock):
     def _form(self) -> Stage:
         """The stage, in the form that its loss chooses."""
         if self.stage == SFT and self.sft.loss != PLAIN:
-            return SFT_BY_LIKELIHOOD
-        return REWARD_OF_STEPS if self.stage == REWARD and self.preference.reads_steps else STAGES[self.stage]
+            return FORMS["likelihood"]
+        if self.stage == DISTILL and self.distillation.own_answers:
+            return FORMS["own_answers"]
+        return FORMS["steps"] if self.stage == REWARD and self.preference.reads_steps else STAGES[self.stage]
 
     @property
     def implementation(self) -> str:
@@ -186,7 +188,7 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def fixed_rows(self) -> bool | Literal["auto"]:
-        return False if self.has_preferences or self.has_rewards else self.data.fixed_rows
+        return False if self.has_preferences or self.makes_samples else self.data.fixed_rows
 
     @property
     def lengths_vary(self) -> bool:
@@ -194,7 +196,7 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def makes_samples(self) -> bool:
-        return self.has_rewards
+        return self.has_rewards or (self.stage == DISTILL and self.distillation.own_answers > 0)
 
     @property
     def samples_made(self) -> float:
@@ -230,7 +232,7 @@ class LanguageModel(WorkloadBlock):
         if self.data.stream and self.data.documents not in ("file", "line"):
             why = "of text files that are streamed each line is a text"
             yield Problem("workload.data.documents", why, "leave it out, or give stream: false")
-        if self.data.stream and (self.has_preferences or self.has_rewards):
+        if self.data.stream and (self.has_preferences or self.makes_samples):
             yield Problem("workload.data.stream", f"stage {self.stage} reads its data whole", "leave it out")
         if self.held_to.reference == "cached" and run.engine.single_pass_axis is not None:
             axis = run.engine.single_pass_axis
@@ -297,7 +299,7 @@ class LanguageModel(WorkloadBlock):
         return settled
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
-        if not self.is_packed or self.data.stream or self.has_preferences or self.has_rewards:
+        if not self.is_packed or self.data.stream or self.has_preferences or self.makes_samples:
             yield "workload.data.fixed_rows", "no rows of known lengths are packed"
         if self.has_preferences:
             yield "workload.data.train_on", "of preferences the answers are trained on"

@@ -121,12 +121,16 @@ STAGES: dict[str, Stage] = {
         ),
     )
 }
-SFT_BY_LIKELIHOOD = replace(
-    STAGES["sft"], implementation="drivetrain.workloads.weighted_likelihood:WeightedLikelihoodWorkload"
-)
-REWARD_OF_STEPS = replace(
-    STAGES["reward"],
-    samples="steps",
-    implementation="drivetrain.workloads.process_reward:ProcessRewardWorkload",
-    auto_class="AutoModelForTokenClassification",
-)
+# forms of a stage that its settings choose
+FORMS: dict[str, Stage] = {
+    "likelihood": replace(
+        STAGES["sft"], implementation="drivetrain.workloads.weighted_likelihood:WeightedLikelihoodWorkload"
+    ),
+    "own_answers": replace(STAGES["distill"], implementation="drivetrain.workloads.own_answers:OwnAnswersWorkload"),
+    "steps": replace(
+        STAGES["reward"],
+        samples="steps",
+        implementation="drivetrain.workloads.process_reward:ProcessRewardWorkload",
+        auto_class="AutoModelForTokenClassification",
+    ),
+}

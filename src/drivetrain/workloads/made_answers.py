@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drivetrain.config.generation import Generation
 from drivetrain.data.language.samples import PromptSample, Sample
+from drivetrain.workloads.generating import Drawn, Making, Prompt
 from drivetrain.workloads.rewarding import Answered
 
 VALUES = "advantages", "old", "reference"  # of a batch, shaped as targets
@@ -73,6 +75,23 @@ def correction_of(made: Made, largest: float) -> Tensor:
     Framework Secretly Brings You Off-Policy RL Training". 1 where π_gen is not known."""
     known = len(made[DRAWN]) == len(made["old"])
     return (made["old"] - made[DRAWN]).exp().clamp(max=largest) if known else torch.ones_like(made["old"])
+
+
+def drawn_answers(
+    asked: Sequence[Prompt], draws: Sequence[int], drawing: Generation, passes: Making
+) -> list[tuple[Drawn, str]]:
+    """Returns the answer to each prompt, with its key in the journal; those that the journal has are not made again."""
+    journal = passes.journal
+    keys = [journal.key("answer", draw, list(prompt.ids)) for draw, prompt in zip(draws, asked, strict=True)]
+    known: list[Any] = passes.once(lambda: [journal.found(key) for key in keys])
+    lacking = [number for number, found in enumerate(known) if found is None]
+    found = passes.answers([asked[n] for n in lacking], [draws[n] for n in lacking], drawing)
+    for number, answer in zip(lacking, found, strict=True):
+        known[number] = [answer.tokens, answer.logprobs]
+    passes.once(lambda: journal.keep_all({keys[n]: known[n] for n in lacking}))
+    # journals of earlier versions have tokens alone
+    both = [(each, []) if isinstance(each[0], int) else each for each in known]
+    return [(Drawn(*each), key) for each, key in zip(both, keys, strict=True)]
 
 
 def draw_of(draw: int, number: int) -> int:

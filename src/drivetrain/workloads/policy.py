@@ -35,6 +35,7 @@ from drivetrain.workloads.made_answers import (
     Made,
     correction_of,
     draw_of,
+    drawn_answers,
     longest_answer,
     made_of,
     sample_of,
@@ -178,21 +179,14 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         prompts: Sequence[PromptSample],
     ) -> list[Answered]:
         """Returns an answer to each; those that the journal has are not made again."""
-        journal, each = passes.journal, len(asked) // max(1, len(prompts))
-        keys = [journal.key("answer", draw, list(prompt.ids)) for draw, prompt in zip(draws, asked, strict=True)]
-        known: list[Any] = passes.once(lambda: [journal.found(key) for key in keys])
-        lacking = [number for number, found in enumerate(known) if found is None]
-        found = passes.answers([asked[n] for n in lacking], [draws[n] for n in lacking], drawing)
-        for number, answer in zip(lacking, found, strict=True):
-            known[number] = [answer.tokens, answer.logprobs]
-        passes.once(lambda: journal.keep_all({keys[n]: known[n] for n in lacking}))
-        # journals of earlier versions have tokens alone
-        both = [(found, []) if isinstance(found[0], int) else found for found in known]
-        texts = [self.decoded(ids[:-1] if ids[-1] in self.ends else ids) for ids, _ in both]
-        return [
-            Answered(asked[n], tuple(ids), texts[n], ids[-1] not in self.ends, keys[n], n // each, tuple(logprobs))
-            for n, (ids, logprobs) in enumerate(both)
-        ]
+        each = len(asked) // max(1, len(prompts))
+        answers = []
+        for number, (drawn, key) in enumerate(drawn_answers(asked, draws, drawing, passes)):
+            ids, ended = drawn.tokens, drawn.tokens[-1] in self.ends
+            text = self.decoded(ids[:-1] if ended else ids)
+            found = Answered(asked[number], tuple(ids), text, not ended, key, number // each, tuple(drawn.logprobs))
+            answers.append(found)
+        return answers
 
     def _scores(self, answers: Sequence[Answered], passes: Making) -> dict[str, list[float]]:
         """Returns the score of each answer by each reward model."""
