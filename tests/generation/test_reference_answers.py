@@ -80,7 +80,9 @@ def empty(folder: Path) -> Path:
 def expected(start: Path, answering: Path) -> list[str]:
     made = config(start.parent, stage="dpo", train=str(start.parent / "dpo.jsonl"), template="chatml", length=60)
     made = made.model_copy(update={"data": made.data.model_copy(update={"evaluation_fraction": 0.25})})
-    asking = LanguageModel.model_validate({**made.model_dump(), "generate": {"samples": 3}, "model": {"path": start}})
+    asking = LanguageModel.model_validate(
+        {**made.model_dump(), "generate": {"samples": 3}, "model": {"path": str(start)}}
+    )
     work = PreferenceWorkload(asking, 0)
     return by_transformers(answering, work.prompts, work)
 
@@ -145,7 +147,7 @@ def asking(folder: Path) -> PreferenceWorkload:
     path = write_lines(folder / f"rows-{os.getpid()}.jsonl", PAIRS)
     block = {
         "stage": "dpo",
-        "model": {"path": folder / "model-3"},
+        "model": {"path": str(folder / "model-3")},
         "data": {"train": path, "length": 60, "cache": folder / "cache", "evaluation": path, "template": "chatml"},
         "preference": {"reference": "copy", "reference_model": str(folder / "model-5")},
         "generate": {"samples": 5, "max_new_tokens": NEW, "temperature": 0},

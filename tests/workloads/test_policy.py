@@ -215,7 +215,7 @@ def test_an_evaluation_answers_each_prompt_once_with_the_likeliest_tokens(tmp_pa
     engine, passes = passes_of(work)
     assert work.evaluation is not None
     prompts = [work._prompt(work.evaluation.load(number, 0)) for number in range(len(work.evaluation))]
-    answers = [work.decoded(ids) for ids in passes.answers(prompts, range(len(prompts)))]
+    answers = [work.decoded(drawn.tokens) for drawn in passes.answers(prompts, range(len(prompts)))]
     letters = [sum(letter.isascii() and letter.isalpha() for letter in text) for text in answers]
     values = evaluate(run_config(), work, engine)
     assert len(letters) == 3

@@ -174,7 +174,8 @@ def _build(folder: Path, kind: type[StoredItems[T]], reading: Reading[T], source
             read = 0
             try:
                 for block in file.blocks():
-                    items, places = [], []
+                    items: list[T] = []
+                    places: list[str] = []
                     for row, number in zip(block.rows, block.numbers, strict=True):
                         keys.update(dict.fromkeys(row))
                         where = file.where(number)
