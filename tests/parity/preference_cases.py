@@ -182,7 +182,8 @@ def plain(case: PairCase) -> Curve:
         round_weights(model, "nf4")
     reference = copy.deepcopy(model).requires_grad_(False)
     if case.lora:
-        model = get_peft_model(model, LoraConfig(**LORA))  # type: ignore[arg-type]
+        task = {"task_type": "TOKEN_CLS"} if case.preference.get("loss") == "steps" else {}
+        model = get_peft_model(model, LoraConfig(**{**LORA, **task}))  # type: ignore[arg-type]
     trained = [p for p in model.parameters() if p.requires_grad]
     updates = torch.optim.SGD(trained, lr=OPTIMIZERS["sgd"].lr, momentum=0.9)
     order = GlobalOrder(len(work.train), BATCH, seed=1)

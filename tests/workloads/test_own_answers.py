@@ -28,7 +28,7 @@ from drivetrain.training.windows import windows_of
 from drivetrain.workloads.own_answers import OwnAnswersWorkload
 from tests.parity.policy_cases import run_config
 from tests.ranks import RankPool
-from tests.tiny_language import ROWS, config, loaded, write_lines
+from tests.tiny_language import LLAMA, ROWS, config, loaded, write_lines
 from tests.tiny_workload import tiny_engine
 from tests.workloads.test_distillation import by_hand, teacher_in
 
@@ -120,7 +120,7 @@ def test_a_run_goes_on_to_the_bit_and_shows_its_replies(drivetrain: Run, tmp_pat
     teacher = teacher_in(tmp_path)
     data = {"train": write_lines(tmp_path / "rows.jsonl", ROWS * 2), "template": "chatml", "length": 64}
     learning = {"teacher": str(teacher), "own_answers": 0.6, "max_new_tokens": NEW}
-    block = {"type": "language_model", "stage": "distill", "model": {"config": config(tmp_path).model.config}}
+    block = {"type": "language_model", "stage": "distill", "model": {"config": LLAMA}}
     run = {
         "workload": {**block, "data": {**data, "cache": str(tmp_path / "cache")}, "distillation": learning},
         "batch_size": 6,
