@@ -40,6 +40,8 @@ class CachedFakeMode(FakeTensorMode):
         if not (isinstance(func, OpOverload) and func.is_view and args and isinstance(args[0], Tensor)):
             return super()._cached_dispatch_impl(func, types, args, kwargs)
         storage = args[0].untyped_storage()
+        if not storage.resizable():  # of numbers that numpy holds: `set_` fails on it, whatever the size
+            return self._dispatch_impl(func, types, args, kwargs)
         size = storage.nbytes()
         result = super()._cached_dispatch_impl(func, types, args, kwargs)
         if storage.nbytes() != size:

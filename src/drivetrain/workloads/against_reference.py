@@ -55,6 +55,10 @@ class AgainstReference(LanguageModelWorkload, AnswersBeside):
             return {REFERENCE: Auxiliary("frozen")}
         return {REFERENCE: Auxiliary("moved", every=every, mixing=self._held_to.reference_mixing)}
 
+    @property
+    def second_pass(self) -> str | None:
+        return "a second pass of the model with its adapters off" if self._held_to.reference == "adapters_off" else None
+
     @contextmanager
     def _reference(self, model: Any, context: LossContext) -> Iterator[Callable[..., Any] | None]:
         """Gives the reference, to be called as the model is, without gradient or dropout; None for a uniform one."""
