@@ -92,7 +92,7 @@ def _traced(
     run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int | None
 ) -> tuple[StepCosts, Levels]:
     on_cpu = replace(machine, device="cpu")  # fake tensors of a device that torch was not built for end the process
-    mode = CachedFakeMode(allow_non_fake_inputs=True)
+    mode = CachedFakeMode(like_cpu=machine.device == "cpu", allow_non_fake_inputs=True)
     record = Record(machine, _axis_of_all(run))
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
