@@ -126,11 +126,22 @@ def _logprobs(logits: Tensor, tokens: Sequence[int], rows: Sequence[Chooser]) ->
     if not wanted:
         return {}
     given = [rows[place].request.top_logprobs or 0 for place in wanted]
-    found = logprobs_of(logits[wanted], [tokens[place] for place in wanted], max(given))
+    found = logprobs_of(
+        _as_wanted(logits[wanted], [rows[place].request for place in wanted]),
+        [tokens[place] for place in wanted],
+        max(given),
+    )
     return {
         place: Logprob(each.token, each.logprob, each.top[:count])
         for place, each, count in zip(wanted, found, given, strict=True)
     }
+
+
+def _as_wanted(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Returns the logits of which requests want log-probabilities: at their temperature where those of the draws are
+    wanted."""
+    heat = [each.sampling.temperature if each.logprobs_as_drawn else 1.0 for each in requests]
+    return logits if set(heat) == {1.0} else logits / _column(logits, heat)
 
 
 def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:

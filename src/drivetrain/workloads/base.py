@@ -140,7 +140,7 @@ class Workload(ABC):
 
     @property
     def second_pass(self) -> str | None:
-        """What runs the model itself a second time over each batch, in words; None: one pass is all."""
+        """Returns what runs the model itself a second time over each batch, in words; None: one pass is all."""
         return None
 
     @property
