@@ -204,7 +204,9 @@ def test_a_model_without_a_template_continues_texts_alone() -> None:
 
 
 def test_paths_and_methods_that_are_not_there_say_so(server: Running) -> None:
-    assert server.ask("/v1/nothing")[0] == 404
+    status, _, found = server.ask("/v1/nothing")
+    known = "/v1/models, /health, /metrics, /v1/chat/completions, /v1/completions, /v1/responses"
+    assert (status, found["error"]["message"]) == (404, f"there is no /v1/nothing here; there are {known}")
     status, _, found = server.ask(CHAT)
     assert (status, found["error"]["message"]) == (405, f"GET is not for {CHAT}")
     for path in ("/../etc/passwd", "/v1/%2e%2e/%2e%2e/etc/passwd", "http://evil.example/", "/v1/models/%00"):
