@@ -60,11 +60,14 @@ class Complete(BaseModel):
 
 
 class Index(BaseModel):
+    """unclean: tokens of dead writers, of whose killed uploads something may be left."""
+
     model_config = ConfigDict(frozen=True)
 
     format: Literal[1] = 1
     writer: Writer | None = None
     checkpoints: list[Complete] = []
+    unclean: list[str] = []
 
     @property
     def newest(self) -> Complete | None:
@@ -103,14 +106,15 @@ class OwnIndex:
             token=self.token, host=socket.gethostname(), system=_system(), process=os.getpid(), since=since
         )
         self.index, self._version = Index(), None  # type: tuple[Index, Version | None]
-        self.former: str | None = None  # token of a dead writer that was replaced
         self._lost: Lost | None = None
         self._ended = threading.Event()
 
     def claim(self) -> None:
         """Makes this process the run's writer. Raises UserError if another one is alive or is faster."""
         there, version = self._without_writer()
-        index = (there or Index()).model_copy(update={"writer": self._writer})
+        there = there or Index()
+        dead = [] if there.writer is None else [there.writer.token]
+        index = there.model_copy(update={"writer": self._writer, "unclean": [*there.unclean, *dead]})
         try:
             self._version = self._store.put_if(NAME, _json(index), version)
         except Conflict:
@@ -180,7 +184,6 @@ class OwnIndex:
         writer = None if there is None else there.writer
         if writer is None:
             return there, version
-        self.former = writer.token
         if _ended_here(writer):
             return there, version
         self._notify(f"{self._store} has a writer ({writer.title}): looking for {LEASE:g} s whether it is alive")
