@@ -317,7 +317,31 @@ def test_what_a_killed_upload_left_goes_although_the_next_run_was_killed_before_
     train(run_in(tmp_path, bucket, steps=2))
     index = index_of(bucket)
     assert prefixes_in(bucket) == {*(each.prefix for each in index.checkpoints), "step-00000002-of-another"}
-    assert index.unclean == []
+
+
+def test_a_checkpoint_whose_deletion_was_killed_goes_with_the_next_run_whoever_made_it(
+    bucket: str, tmp_path: Path
+) -> None:
+    constant = {"schedule": {"name": "constant"}}
+    train(run_in(tmp_path, bucket, steps=2, **constant))
+    train(run_in(tmp_path, bucket, steps=4, **constant), resume=True)
+    third, removed = OwnIndex(ObjectStore(bucket), print), index_of(bucket).checkpoints[0]
+    assert removed.step == 2
+    third.claim()
+    third.change(lambda index: index.model_copy(update={"checkpoints": index.checkpoints[1:]}))  # and is killed
+    assert removed.prefix in prefixes_in(bucket)
+    train(run_in(tmp_path, bucket, steps=6, **constant), resume=True)
+    assert prefixes_in(bucket) == {each.prefix for each in index_of(bucket).checkpoints}
+
+
+def test_what_a_failed_upload_left_goes_with_the_next_run(bucket: str, tmp_path: Path) -> None:
+    store = ObjectStore(bucket)
+    first = OwnIndex(store, print)
+    first.claim()
+    store.put_if(f"checkpoints/step-00000002-{first.token}-abc/model.safetensors", b"x", None)
+    first.release()
+    train(run_in(tmp_path, bucket, steps=2))
+    assert prefixes_in(bucket) == {each.prefix for each in index_of(bucket).checkpoints}
 
 
 def test_the_curve_up_to_a_checkpoint_is_in_the_store_before_the_checkpoint_counts(

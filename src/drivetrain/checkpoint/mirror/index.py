@@ -60,14 +60,15 @@ class Complete(BaseModel):
 
 
 class Index(BaseModel):
-    """unclean: tokens of dead writers, of whose killed uploads something may be left."""
+    """earlier: tokens of writers that have ended, of whose checkpoints something may lie there that no index names: a
+    killed upload, or a deletion that was killed."""
 
     model_config = ConfigDict(frozen=True)
 
     format: Literal[1] = 1
     writer: Writer | None = None
     checkpoints: list[Complete] = []
-    unclean: list[str] = []
+    earlier: list[str] = []
 
     @property
     def newest(self) -> Complete | None:
@@ -114,7 +115,7 @@ class OwnIndex:
         there, version = self._without_writer()
         there = there or Index()
         dead = [] if there.writer is None else [there.writer.token]
-        index = there.model_copy(update={"writer": self._writer, "unclean": [*there.unclean, *dead]})
+        index = there.model_copy(update={"writer": self._writer, "earlier": [*there.earlier, *dead]})
         try:
             self._version = self._store.put_if(NAME, _json(index), version)
         except Conflict:
@@ -148,7 +149,8 @@ class OwnIndex:
                 self._put(self.index.model_copy(update={"writer": renewed}))
 
     def release(self) -> None:
-        self.change(lambda index: index.model_copy(update={"writer": None}))
+        ended = {"writer": None, "earlier": [*self.index.earlier, self.token]}
+        self.change(lambda index: index.model_copy(update=ended))
         self._ended.set()
 
     def _keep_renewing(self) -> None:

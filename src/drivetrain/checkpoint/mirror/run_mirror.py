@@ -19,7 +19,7 @@ from drivetrain.checkpoint.best_evaluation import ranked
 from drivetrain.checkpoint.directory import MANIFEST, read_manifest, steps
 from drivetrain.checkpoint.mirror.index import Complete, Index, Lost, OwnIndex
 from drivetrain.checkpoint.mirror.run_files import RunFiles, entries_of
-from drivetrain.checkpoint.mirror.transfer import BELOW, orphans, overwritten, remove, upload
+from drivetrain.checkpoint.mirror.transfer import BELOW, orphans, overwritten, remove, token_of, upload
 from drivetrain.config.training import Checkpoints
 from drivetrain.errors import RunError, last_line
 from drivetrain.runtime import storage
@@ -226,16 +226,17 @@ class RunMirror:
         _discard(folder)
 
     def _clean(self) -> None:
-        """Removes what killed uploads left, and an earlier run that is overwritten: from the index first, and nothing
-        that is no run's."""
+        """Removes what killed uploads and deletions left, and an earlier run that is overwritten: from the index first,
+        and nothing that is no run's."""
         if self._overwrite:
             self._own.change(lambda index: index.model_copy(update={"checkpoints": []}))
             remove(self.store, overwritten(self.store))
             self.store.delete([each.path for each in entries_of(self.store)])
-        named, dead = {each.prefix for each in self._own.index.checkpoints}, {*self._own.index.unclean}
-        remove(self.store, orphans(self.store, named, dead))
-        if dead:  # a kill before this leaves them to the next run
-            self._own.change(lambda index: index.model_copy(update={"unclean": []}))
+        named, earlier = {each.prefix for each in self._own.index.checkpoints}, self._own.index.earlier
+        remove(self.store, orphans(self.store, named, {*earlier}))
+        still = sorted({*earlier} & {token_of(prefix) for prefix in named})  # whose deletion may be killed later
+        if still != earlier:
+            self._own.change(lambda index: index.model_copy(update={"earlier": still}))
 
     def _moved(self, count: int) -> None:
         self.bytes_moved += count
