@@ -88,13 +88,16 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20, help="of one run")
     parser.add_argument("--steps", type=int, default=300, help="of one run, which has to outlast the kills")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--apart", type=float, default=APART, help="the share of starts with a namespace of their own")
     parser.add_argument("--output", type=Path, default=RESULTS / "store-kills.md")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     found: dict[str, Killed] = {}
     for name in given.stores:
         with tempfile.TemporaryDirectory(prefix="store-kills-") as folder, STORES[name](Path(folder)) as server:
-            found[name] = killed_run(server, Path(folder), given.kills, given.steps, random.Random(given.seed))
+            found[name] = killed_run(
+                server, Path(folder), given.kills, given.steps, random.Random(given.seed), given.apart
+            )
     write(given.output, page(found, given.seed))
 
 
@@ -123,14 +126,16 @@ class Killed:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def killed_run(server: StoreServer, folder: Path, kills: int, num_steps: int, dice: random.Random) -> Killed:
+def killed_run(
+    server: StoreServer, folder: Path, kills: int, num_steps: int, dice: random.Random, share: float
+) -> Killed:
     """Kills a run so many times, each time on another machine, and lets it end. AssertionError if anything is lost."""
     os.environ |= server.variables
     mirror, found, began = f"{server.make('killed')}/run", Killed(num_steps), time.monotonic()
     named: dict[str, Complete] = {}  # every checkpoint that was ever seen complete
     for number in range(kills):
         machine = _machine(folder / f"machine-{number}", num_steps)
-        found.moments.append(_killed_once(server, machine, mirror, _can_be_apart() and dice.random() < APART, dice))
+        found.moments.append(_killed_once(server, machine, mirror, _can_be_apart() and dice.random() < share, dice))
         found.waited += "whether it is alive" in (machine / "log").read_text()
         newest = max((each.step for each in named.values()), default=0)
         assert _first_step(machine) == newest, f"start {number} went on from {_first_step(machine)}, not {newest}"

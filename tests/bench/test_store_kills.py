@@ -17,10 +17,9 @@ from tests.training.test_mirroring import run_in, train
 
 @pytest.mark.long
 def test_a_run_that_is_killed_in_its_uploads_on_one_machine_after_another_ends_with_the_same_bits(
-    bucket: str, store_server: StoreServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: str, store_server: StoreServer, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(store_kills, "APART", 0.0)  # the lease of a writer of another machine takes 45 s
-    found = killed_run(store_server, tmp_path, 4, 120, random.Random(3))
+    found = killed_run(store_server, tmp_path, 4, 120, random.Random(3), 0.0)  # a lease takes 45 s
     assert len(found.moments) == 4
     assert found.verified >= found.completed >= 3
     assert "| moto | 4 |" in page({"moto": found}, 3)
