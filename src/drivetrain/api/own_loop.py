@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from drivetrain.api.errors import as_a_caller_reads_them
 from drivetrain.api.objects import sorted_out
-from drivetrain.api.settings import RunFile, raw_of, with_arguments
+from drivetrain.api.settings import RunFile, on_this_machine, raw_of, with_arguments
 from drivetrain.checkpoint.directory import check_fits, newest_good, read, read_manifest, verify
 from drivetrain.checkpoint.saving import save
 from drivetrain.config.load import validate
@@ -56,9 +56,9 @@ def engine(
     """Returns an engine for a loop of your own. It works in the process that calls it: plain `python` has one, and
     `torchrun --nproc-per-node 4 script.py` has four, each of which calls it alike.
 
-    config: an engine's name ("fsdp"), the path of a run file, or a mapping of its keys; of a run file what an engine
-    reads is taken: engine, precision, scaler, recompute, compile, loop.max_grad_norm, seed and the like. settings: keys
-    of the run file, as in drivetrain.train; max_grad_norm clips.
+    config: an engine's name ("fsdp"), the path of a run file or its address in a store, or a mapping of its keys; of a
+    run file what an engine reads is taken: engine, precision, scaler, recompute, compile, loop.max_grad_norm, seed and
+    the like. settings: keys of the run file, as in drivetrain.train; max_grad_norm clips.
 
     model: a copy of it is trained (`weights` gives the result). loss: a function of (output, target) that returns a
     mean; or loss_sum and count, as in docs/how-to/own-code.md.
@@ -84,6 +84,7 @@ def engine(
     with as_a_caller_reads_them(has_objects=True):
         keys, objects = sorted_out(arguments)
         del objects["train_data"]
+        config = on_this_machine(config, "config")
         run = _run(config, {**keys, **settings}, set)
         if run[0] is not None and not _is_name(config) and not isinstance(config, Mapping):
             refuse_code_of_folders(run[0], Path(config), trust)

@@ -11,12 +11,22 @@ from typing import Any
 from drivetrain.config.engines import block_of
 from drivetrain.config.files import read_yaml
 from drivetrain.config.load import left_open, place_in, resolve_key, validate
+from drivetrain.config.location import store_address
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError, problem
+from drivetrain.inference.remote_places import run_file_here
 
 TAGS = ("type", "name", "method", "format")  # keys of a block that say which of several kinds it is
 SHORT = {"optimizer": "name", "schedule": "name"}  # a text stands for this key of the block
 RunFile = str | os.PathLike[str] | Mapping[str, Any]
+
+
+def on_this_machine(run_file: RunFile, argument: str = "run_file") -> RunFile:
+    """Returns the copy of a run file, or of a mirrored run's run.yaml, that is named by an address in a store, and
+    anything else unchanged. Raises UserError if nothing can be read there."""
+    if not isinstance(run_file, str | os.PathLike) or store_address(os.fspath(run_file)) is None:
+        return run_file
+    return run_file_here(os.fspath(run_file), argument)
 
 
 def read_run(

@@ -16,7 +16,7 @@ from torch import nn
 from drivetrain.api.errors import as_a_caller_reads_them
 from drivetrain.api.notebook import in_notebook, shown_here
 from drivetrain.api.objects import sorted_out, trackers
-from drivetrain.api.settings import RunFile, open_fields, read_run
+from drivetrain.api.settings import RunFile, on_this_machine, open_fields, read_run
 from drivetrain.checkpoint.directory import read
 from drivetrain.config.files import parsed_yaml
 from drivetrain.config.load import OPEN
@@ -61,7 +61,8 @@ def train(
 ) -> RunReport:
     """Trains, and returns the report of the run.
 
-    run_file: the path of a run file, or a mapping of its keys. With objects it may be left out.
+    run_file: the path of a run file, its address in a store (or of a run that was mirrored there), or a mapping of its
+    keys. With objects it may be left out.
 
     model, train_data, loss, evaluation_data, metrics, collate, predict, loss_sum, count, splits_batches,
     tensor_parallel: objects, with the meaning they have in a file of your own (docs/how-to/own-code.md). A model has
@@ -123,6 +124,7 @@ def prepared(
     trust: whether Python runs that a run's own run.yaml names. anew: whether the run begins, so that a plan decides
     what is `auto`, and not the run in the folder. asked: checkpoint, data, output, as `judged_here` takes them.
     """
+    run_file = None if run_file is None else on_this_machine(run_file)
     keys, objects = sorted_out(arguments)
     given = {**keys, **settings}
     if "trackers" in given:

@@ -54,8 +54,11 @@ def here(place: Path, checkpoints: Sequence[str] = (), field: str = "RUN") -> Pa
 
 def run_file_here(place: Path, field: str = "RUN.YAML") -> Path:
     """Does the same for a run file. The address of a run that was mirrored there stands for its run.yaml."""
-    found = here(place, field=field)
-    return found if found is place or not found.is_dir() else found / "run.yaml"
+    if store_address(place) is None:
+        return place
+    from drivetrain.inference.remote_places import run_file_here as copied
+
+    return copied(place, field)
 
 
 def checkpoint_here(checkpoint: str) -> str:

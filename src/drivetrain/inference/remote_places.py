@@ -40,6 +40,12 @@ def here(place: str | Path, checkpoints: Sequence[str] = ("best",), field: str =
         raise problem(field, f"{address} cannot be kept here: {last_line(error)}", "make room") from None
 
 
+def run_file_here(place: str | Path, field: str) -> Path:
+    """Does the same for a run file. The address of a run that was mirrored there stands for its run.yaml."""
+    found = here(place, (), field)
+    return found / "run.yaml" if store_address(place) is not None and found.is_dir() else found
+
+
 def checkpoint_here(checkpoint: str) -> str:
     """Returns best, last or a folder of this machine: the copy of a checkpoint that is named by its address."""
     return checkpoint if store_address(checkpoint) is None else str(here(checkpoint, field="--checkpoint"))

@@ -60,11 +60,15 @@ class Complete(BaseModel):
 
 
 class Index(BaseModel):
+    """earlier: tokens of writers that have ended, of whose checkpoints something may lie there that no index names: a
+    killed upload, or a deletion that was killed."""
+
     model_config = ConfigDict(frozen=True)
 
     format: Literal[1] = 1
     writer: Writer | None = None
     checkpoints: list[Complete] = []
+    earlier: list[str] = []
 
     @property
     def newest(self) -> Complete | None:
@@ -103,14 +107,15 @@ class OwnIndex:
             token=self.token, host=socket.gethostname(), system=_system(), process=os.getpid(), since=since
         )
         self.index, self._version = Index(), None  # type: tuple[Index, Version | None]
-        self.former: str | None = None  # token of a dead writer that was replaced
         self._lost: Lost | None = None
         self._ended = threading.Event()
 
     def claim(self) -> None:
         """Makes this process the run's writer. Raises UserError if another one is alive or is faster."""
         there, version = self._without_writer()
-        index = (there or Index()).model_copy(update={"writer": self._writer})
+        there = there or Index()
+        dead = [] if there.writer is None else [there.writer.token]
+        index = there.model_copy(update={"writer": self._writer, "earlier": [*there.earlier, *dead]})
         try:
             self._version = self._store.put_if(NAME, _json(index), version)
         except Conflict:
@@ -144,7 +149,8 @@ class OwnIndex:
                 self._put(self.index.model_copy(update={"writer": renewed}))
 
     def release(self) -> None:
-        self.change(lambda index: index.model_copy(update={"writer": None}))
+        ended = {"writer": None, "earlier": [*self.index.earlier, self.token]}
+        self.change(lambda index: index.model_copy(update=ended))
         self._ended.set()
 
     def _keep_renewing(self) -> None:
@@ -180,7 +186,6 @@ class OwnIndex:
         writer = None if there is None else there.writer
         if writer is None:
             return there, version
-        self.former = writer.token
         if _ended_here(writer):
             return there, version
         self._notify(f"{self._store} has a writer ({writer.title}): looking for {LEASE:g} s whether it is alive")

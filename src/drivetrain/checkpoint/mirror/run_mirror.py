@@ -19,7 +19,7 @@ from drivetrain.checkpoint.best_evaluation import ranked
 from drivetrain.checkpoint.directory import MANIFEST, read_manifest, steps
 from drivetrain.checkpoint.mirror.index import Complete, Index, Lost, OwnIndex
 from drivetrain.checkpoint.mirror.run_files import RunFiles, entries_of
-from drivetrain.checkpoint.mirror.transfer import BELOW, orphans, overwritten, remove, upload
+from drivetrain.checkpoint.mirror.transfer import BELOW, orphans, overwritten, remove, token_of, upload
 from drivetrain.config.training import Checkpoints
 from drivetrain.errors import RunError, last_line
 from drivetrain.runtime import storage
@@ -147,10 +147,9 @@ class RunMirror:
                 step, closing = self._next(files_at + FILES_EVERY)
                 if step is not None:
                     self._upload(step)
-                if closing or step is not None or time.monotonic() >= files_at + FILES_EVERY:
+                if closing or time.monotonic() >= files_at + FILES_EVERY:
                     files_at = time.monotonic()
-                    self._own.renew()  # a writer that has lost the run must not replace the other one's files
-                    self._files.upload(self._own.check)
+                    self._upload_files()
                 attempts, pause, self._failure = 0, PAUSE, None
                 if closing and not self.waiting:
                     self._own.release()
@@ -187,6 +186,7 @@ class RunMirror:
             self._done(step)
             return
         made = upload(self.store, folder, step, self._own.token, self._moved)
+        self._upload_files()  # before the checkpoint counts: a run that goes on from it has the curve up to there
         before = {each.prefix for each in self._own.index.checkpoints}
         index = self._own.change(lambda index: self._with(index, made))
         self._done(step)
@@ -194,6 +194,10 @@ class RunMirror:
         self._uploaded(step, address, made.bytes, time.monotonic() - began)
         remove(self.store, before - {each.prefix for each in index.checkpoints})
         self._pass_over()
+
+    def _upload_files(self) -> None:
+        self._own.renew()  # a writer that has lost the run must not replace the other one's files
+        self._files.upload(self._own.check)
 
     def _with(self, index: Index, made: Complete) -> Index:
         others = [each for each in index.checkpoints if each.step != made.step]
@@ -222,14 +226,17 @@ class RunMirror:
         _discard(folder)
 
     def _clean(self) -> None:
-        """Removes what killed uploads left, and an earlier run that is overwritten: from the index first, and nothing
-        that is no run's."""
+        """Removes what killed uploads and deletions left, and an earlier run that is overwritten: from the index first,
+        and nothing that is no run's."""
         if self._overwrite:
             self._own.change(lambda index: index.model_copy(update={"checkpoints": []}))
             remove(self.store, overwritten(self.store))
             self.store.delete([each.path for each in entries_of(self.store)])
-        named = {each.prefix for each in self._own.index.checkpoints}
-        remove(self.store, orphans(self.store, named, {self._own.former} if self._own.former else set()))
+        named, earlier = {each.prefix for each in self._own.index.checkpoints}, self._own.index.earlier
+        remove(self.store, orphans(self.store, named, {*earlier}))
+        still = sorted({*earlier} & {token_of(prefix) for prefix in named})  # whose deletion may be killed later
+        if still != earlier:
+            self._own.change(lambda index: index.model_copy(update={"earlier": still}))
 
     def _moved(self, count: int) -> None:
         self.bytes_moved += count

@@ -101,24 +101,24 @@ def remove(store: ObjectStore, prefixes: set[str]) -> None:
 def orphans(store: ObjectStore, named: set[str], dead: set[str]) -> set[str]:
     """Returns prefixes of checkpoints that no index names: those of dead writers, and those whose objects are all old.
 
-    dead: tokens of writers that are known to be dead. Others may still be uploading, if only to be refused.
+    dead: tokens of writers that have ended. Others may still be uploading, if only to be refused.
     """
     newest: dict[str, float] = {}
     for each in store.entries(BELOW):
         prefix = each.path.removeprefix(f"{BELOW}/").partition("/")[0]
-        if _token(prefix):  # what has another name is not a run's
+        if token_of(prefix):  # what has another name is not a run's
             newest[prefix] = max(newest.get(prefix, 0.0), each.modified)
     left = {prefix: modified for prefix, modified in newest.items() if prefix not in named}
-    return {prefix for prefix, modified in left.items() if _token(prefix) in dead or time.time() - modified > OLD}
+    return {prefix for prefix, modified in left.items() if token_of(prefix) in dead or time.time() - modified > OLD}
 
 
 def overwritten(store: ObjectStore) -> set[str]:
     """Returns the prefixes of all checkpoints below a run's address."""
     found = {each.path.removeprefix(f"{BELOW}/").partition("/")[0] for each in store.entries(BELOW)}
-    return {prefix for prefix in found if _token(prefix)}
+    return {prefix for prefix in found if token_of(prefix)}
 
 
-def _token(prefix: str) -> str:
+def token_of(prefix: str) -> str:
     """Returns the token of the writer of step-<number>-<token>-<random>."""
     parts = prefix.split("-")
     return parts[2] if len(parts) == 4 and parts[0] == "step" else ""
