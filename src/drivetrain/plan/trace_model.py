@@ -40,7 +40,7 @@ class CachedFakeMode(FakeTensorMode):
             answer = answer_to_library(args[0].dtype)
             if answer is not None:
                 return answer
-        result = super().dispatch(func, types, args, kwargs or {})
+        result: Any = super().dispatch(func, types, args, kwargs or {})
         if self._like_cpu and func is BATCH_NORM and args[0].is_contiguous() and result[0].ndim == 4:
             # of maps of 1 x 1, whose layout is both, a CPU's kernel returns the usual one; PyTorch's rule for tensors
             # without numbers says channels-last
