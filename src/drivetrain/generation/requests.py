@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from drivetrain.errors import RunError
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class FormError(RunError):
+    """The form of an answer, which its request asked for, is too complex to be followed to the end."""
 
 
 @dataclass(frozen=True)
