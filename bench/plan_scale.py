@@ -27,7 +27,7 @@ from bench.tables import machine_line, markdown_table, write
 from drivetrain.config.load import load
 from drivetrain.errors import UserError
 from drivetrain.plan.catalogue import catalogue
-from drivetrain.plan.derive import Derivation, cuts_to_trace
+from drivetrain.plan.derive import Derivation
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.estimator import NotPlanned
 from drivetrain.plan.machines import cluster
@@ -130,7 +130,7 @@ def compared(ways: list[Family], estimator: Traced, chance: random.Random) -> It
     """Yields of each way a random micro-batch's derived memory and time, beside what a trace of it gives."""
     for family in ways:
         stages = family.run.engine.stages
-        cuts = cuts_to_trace(family.samples, stages)
+        cuts = family.cuts
         _, cut = family.at(chance.choice(family.sizes))
         own = cut.shortened(stages)
         if own in cuts:  # it is one of those that are traced, and has nothing derived

@@ -28,9 +28,6 @@ engine, in a new process a rank.
   tensors, what ranks on one CPU wait for one another, and what an engine's program takes at each message. Peaks of
   tensors, and everything of one process' time, are not fitted."""
 CAUSES = {  # of misses, by recipe and engine
-    "cifar10-small zero2": "images of 32 pixels end as maps of 1 x 1, to which convolutions without numbers give "
-    "other strides than PyTorch's kernel does: in the trace a gradient is copied into the parameter's layout",
-    "cifar10-small zero3": "as for zero2",
     "hotel-bert zero3": "not found yet; on two ranks the plan is exact",
 }
 HEAD = [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,13 @@ def test_the_best_weights_are_loaded_without_the_data_and_predict_as_the_run_doe
     assert len(rows) == found["samples"] == 64
     report = json.loads((digits / "report.json").read_text())
     assert found["metrics"][report["best"]["metric"]] == pytest.approx(report["best"]["value"])
+
+
+def test_a_script_that_loads_a_model_sees_no_message_of_a_library(digits: Path) -> None:
+    """In a process of its own, where Transformers imports torchao for the first time."""
+    script = f"import drivetrain; print(type(drivetrain.load({str(digits)!r})).__name__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("ResNetForImageClassification", "")
 
 
 def test_the_last_weights_are_those_of_the_newest_checkpoint(digits: Path) -> None:

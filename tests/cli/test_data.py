@@ -326,3 +326,11 @@ def test_a_length_beyond_the_models_context_is_reported_as_train_refuses_it(driv
     assert code == 2
     assert refused in err
     assert "2 problems" in err, "it comes with what the run file alone shows"
+
+
+def test_rows_of_several_answers_and_their_pairs_are_counted() -> None:
+    answered = [{"prompt": f"ask {n}", "responses": ["a", "b", "c"], "scores": [3, 2, 2 + n % 2]} for n in range(4)]
+    write_lines(Path("scored.jsonl"), answered)
+    given = ("workload.stage=dpo", "workload.data.train=scored.jsonl", "workload.data.evaluation_fraction=0")
+    assert "4 rows of several answers in scored.jsonl make 8 pairs" in printed(*given, "workload.data.pairs=all")
+    assert "4 rows of several answers in scored.jsonl make 4 pairs" in printed(*given)

@@ -11,7 +11,7 @@ import pytest
 from drivetrain.config import rules
 from drivetrain.config.bad_rows import most_dropped
 from drivetrain.config.language_data import DataSource
-from drivetrain.config.language_stages import STAGES, StageName
+from drivetrain.config.language_stages import FORMS, STAGES, StageName
 from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
@@ -135,6 +135,6 @@ def test_a_head_that_tensor_parallelism_splits_gives_logits_and_a_note_says_so(
 
 def test_each_stage_is_an_entry_that_names_a_workload_there_is() -> None:
     assert get_args(StageName) == tuple(STAGES)
-    for stage in STAGES.values():
+    for stage in (*STAGES.values(), *FORMS.values()):
         module, _, name = stage.implementation.partition(":")
         assert issubclass(getattr(import_module(module), name), Workload)

@@ -110,6 +110,8 @@ def test_adapters_that_cannot_be_put_off_need_a_copy(tmp_path: Path) -> None:
 def test_settings_without_effect_on_pairs_are_reported(tmp_path: Path) -> None:
     words = " ".join(notices(built(tmp_path, data={"train_on": "last_response"}), CPU))
     assert "of preferences the answers are trained on" in words
+    labelled = notices(built(tmp_path, "kto", data={"pairs": "all"}), CPU)
+    assert "stage kto learns from no pairs" in " ".join(labelled)
 
 
 @pytest.mark.parametrize("given", [{"loss": "best"}, {"loss": {"sigmoid": 0}}, {"loss": []}, {"label_smoothing": 0.5}])

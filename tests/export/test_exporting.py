@@ -227,6 +227,7 @@ def test_a_checkpoint_is_exported_by_its_own_folder(run: RunConfig, tmp_path: Pa
     assert code == 0, errors
     report = json.loads((tmp_path / "out/export.json").read_text())
     assert report["checkpoint"] == (run.folder / "last").resolve().name
+    assert "it/s" not in errors, "no library's bar stands between the lines"
 
 
 def test_the_table_in_the_docs_is_the_table_in_the_code() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,19 @@ def test_a_model_in_four_bits_answers_in_plain_transformers_within_its_bound(
     if numbers == "int4":
         assert settings["config_groups"]["group_0"]["format"] == settings["format"] == "pack-quantized"
         assert settings["ignore"] == [*(f"model.layers.{n}.mlp.down_proj" for n in (0, 1)), "lm_head"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("numbers", ["int8", "int4"])
+def test_no_message_of_a_library_stands_among_the_lines_of_an_export(
+    run: RunConfig, numbers: str, tmp_path: Path
+) -> None:
+    """In a process of its own, which imports torchao or compressed-tensors for the first time."""
+    command = [sys.executable, "-m", "drivetrain", "export", str(run.folder), "--to", "transformers"]
+    command += ["--quantise", numbers, "--samples", "2", "--accept", "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    begins = ("reading ", "asking ", "writing ", "note ", "verified: ", "accepted ", "kept ")
+    assert [line for line in done.stderr.splitlines() if not line.startswith(begins)] == []
 
 
 def test_weights_in_int4_are_whole_multiples_of_their_groups_scale(run: RunConfig, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import torch
 
 from drivetrain.data.language.vocabularies import byte_tokenizer
 from drivetrain.errors import UserError
-from drivetrain.generation.constraints import MOST_MEMBERS, MOST_PROPERTIES, Constraints
+from drivetrain.generation.constraints import MOST_CHARACTERS, MOST_MEMBERS, MOST_PROPERTIES, Constraints
+from tests.kept_memory import kept_bytes
 
 END, SIZE = 256, 257
 
@@ -103,6 +104,9 @@ def test_a_schema_made_to_take_for_ever_is_followed_or_refused_soon(constraints:
         ),
         ({"enum": list(range(MOST_MEMBERS + 1))}, "more than 5,000 members"),
         ({"anyOf": [{"properties": {f"p{n}": True for n in range(400)}}] * 20}, "more than 5,000 members"),
+        ({"pattern": f"^({'|'.join('a' * n + 'b' for n in range(2000))})$"}, "more than 200,000 characters"),
+        ({"properties": {"x" * (MOST_CHARACTERS + 1): {}}}, "more than 200,000 characters"),
+        ("a" * (MOST_CHARACTERS + 1), "more than 200,000 characters"),
     ],
 )
 def test_a_schema_that_would_take_minutes_is_refused(constraints: Constraints, schema: Any, told: str) -> None:
@@ -110,6 +114,20 @@ def test_a_schema_that_would_take_minutes_is_refused(constraints: Constraints, s
     with pytest.raises(UserError, match=told):
         constraints.started(schema)
     assert time.process_time() - start < 1
+
+
+def test_no_form_is_remembered_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llguidance keeps 700 bytes of each new schema beside the vocabulary."""
+    monkeypatch.setattr("drivetrain.generation.constraints.RENEWED", 50)
+    constraints = Constraints(byte_tokenizer(["<|end|>"]), frozenset({END}), SIZE)
+
+    def follow(first: int) -> None:
+        for number in range(first, first + 200):
+            schema = {"type": "object", "properties": {f"a{number}": {"type": "null"}}, "required": [f"a{number}"]}
+            written(constraints, {**schema, "additionalProperties": False}, b"n", 30)
+
+    follow(0)
+    assert kept_bytes(lambda: follow(200)) < 70_000  # 190 kB where they are kept
 
 
 @pytest.mark.parametrize("schema", [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}, {"not": {}}])

@@ -12,7 +12,7 @@ import pytest
 
 from drivetrain.data.language.vocabularies import byte_tokenizer
 from drivetrain.errors import UserError
-from drivetrain.generation.requests import Piece, Request, Sampling, joined
+from drivetrain.generation.requests import FormError, Piece, Request, Sampling, joined
 from tests.generation.small_models import PLACES, generator_of, model_of, prompts
 
 
@@ -56,6 +56,18 @@ def test_an_answer_ends_with_its_token_or_before_its_string(model: Any) -> None:
     assert (by_id.tokens, by_id.finish_reason) == (whole.tokens[: place + 1], "stop")
     assert by_id.text == "".join(each for each in text[: 2 * place])
     assert (by_string.text, by_string.finish_reason) == (text[: text.index(text[6:9])], "stop")
+
+
+def test_a_form_that_is_too_complex_to_follow_ends_its_answer_alone(model: Any) -> None:
+    one, other = prompts(2)
+    pattern = "^" + "[^a]{0,1000}b?" * 50 + "$"
+    with closing(generator_of(model, vocabulary=byte_tokenizer(["<|end|>"]), ends=frozenset({256}))) as generator:
+        [known] = generator.answers([Request(other, 12)])
+        pieces: queue.Queue[Piece] = queue.Queue()
+        generator.submit(Request(other, 12), pieces.put)
+        with pytest.raises(FormError, match="cannot be followed any further"):
+            generator.answers([Request(one, 12, constraint={"type": "string", "pattern": pattern})])
+        assert joined(last(pieces)) == known
 
 
 def test_a_cancelled_request_ends_and_the_others_go_on(model: Any) -> None:

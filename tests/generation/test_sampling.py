@@ -70,6 +70,14 @@ def test_tokens_are_drawn_with_the_probabilities_of_transformers(peaked: float) 
     torch.testing.assert_close(seen[0], known, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("temperature", [1e-7, 1e-40, 1e-300])
+def test_a_temperature_near_zero_takes_the_likeliest_token(temperature: float) -> None:
+    """Logits divided by it are infinite, and what is drawn of these is no token that anything made likely."""
+    logits = torch.tensor([[-80.0, 60.0, 61.0, 3.0]] * 5)
+    rows = [Row(Request((1,), 9, Sampling(temperature, seed=seed))) for seed in range(5)]
+    assert [each.token for each in choose(logits, rows)] == [2] * 5
+
+
 def test_draws_follow_the_probabilities() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
     rows = [Row(Request((1,), 9, Sampling(1.0, seed=seed))) for seed in range(4000)]

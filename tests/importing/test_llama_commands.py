@@ -12,6 +12,7 @@ from typer.main import get_command
 
 from drivetrain.cli.app import app
 from drivetrain.importing.llama_commands import commands, only_answers, translated
+from drivetrain.importing.recognise import KINDS
 from drivetrain.importing.translated_file import Source
 from drivetrain.importing.verb import import_files
 
@@ -30,6 +31,7 @@ PREDICT = {
     "per_device_eval_batch_size": 1,
     "cutoff_len": 512,
 }
+QUESTIONS = {**MODEL, "task": "mmlu_test", "lang": "en", "save_dir": "saves/eval", "batch_size": 4}
 DRAWN = "workload.generate.max_new_tokens=128 workload.generate.temperature=0.95"
 LIKELIEST = "workload.generate.max_new_tokens=1024 workload.generate.temperature=0"
 
@@ -66,6 +68,33 @@ LIKELIEST = "workload.generate.max_new_tokens=1024 workload.generate.temperature
                 "drivetrain serve saves/lora --trust",
             ],
         ),
+        (
+            {
+                **MODEL,
+                "export_dir": "out",
+                "adapter_folder": "last",
+                "infer_dtype": "float16",
+                "export_hub_model_id": "me/x",
+            },
+            ["drivetrain export RUN --to transformers --output out --dtype fp16 --push me/x"],
+        ),
+        (
+            {**MODEL, "do_predict": True, "do_sample": False, "dataset": "a", "dataset_dir": "sets"},
+            [f"drivetrain predict RUN workload.data.registry=sets {LIKELIEST} --data a --llama-factory predict"],
+        ),
+        (
+            {**MODEL, "do_eval": True, "eval_dataset": ["a", "b"], "dataset_dir": "sets"},
+            ["drivetrain evaluate RUN workload.data.registry=sets --data a --data b"],
+        ),
+        (
+            {**MODEL, "adapter_folder": "last", "infer_backend": "x"},
+            ["drivetrain chat saves/lora/last", "drivetrain serve saves/lora/last"],
+        ),
+        (QUESTIONS, ["drivetrain evaluate saves/lora --multiple-choice evaluation/mmlu --shots 5"]),
+        (
+            {**QUESTIONS, "task": "ceval", "task_dir": "sets", "n_shot": 0},
+            ["drivetrain evaluate saves/lora --multiple-choice sets/ceval --shots 0"],
+        ),
         ({**MODEL, "dataset": "identity"}, []),
     ],
 )
@@ -88,7 +117,7 @@ def test_an_adapter_in_a_run_here_is_taken_from_that_run(tmp_path: Path, monkeyp
         assert commands(raw) == [f"drivetrain export runs/mine {middle}--to transformers --output merged"]
 
 
-@pytest.mark.parametrize("raw", [INFER, MERGE, PREDICT])
+@pytest.mark.parametrize("raw", [INFER, MERGE, PREDICT, QUESTIONS])
 def test_a_file_that_trains_nothing_gives_its_commands_and_no_run_file(
     raw: dict[str, Any], drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +147,66 @@ def test_keys_that_decide_answers_are_listed_as_such(tmp_path: Path) -> None:
     }
 
 
+# values at which a key asks for something that the commands do not do, or for nothing
+ASKED: dict[str, Any] = {
+    "adapter_name_or_path": "saves/one,saves/two", "quantization_bit": 4, "rope_scaling": "yarn", "resize_vocab": True,
+    "add_tokens": "<a>", "add_special_tokens": "<b>", "model_revision": "v2", "infer_dtype": "bfloat16",
+    "skip_special_tokens": False, "eval_num_beams": 4, "num_beams": 4, "length_penalty": 2.0, "top_p": 0.7, "top_k": 50,
+    "repetition_penalty": 1.1, "enable_thinking": False, "split_special_tokens": True,
+}  # fmt: skip
+IDLE: dict[str, Any] = {
+    "adapter_name_or_path": "saves/one", "rope_scaling": None, "resize_vocab": False, "add_tokens": None,
+    "add_special_tokens": None, "model_revision": "main", "skip_special_tokens": True, "eval_num_beams": 1,
+    "num_beams": 1, "length_penalty": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "enable_thinking": True,
+    "split_special_tokens": False,
+}  # fmt: skip
+
+
+def fates_of(raw: dict[str, Any], folder: Path) -> dict[str, str]:
+    known = KINDS["llama_factory"].names
+    return {note.key: note.fate for note in translated(Source("file.yaml", "llama_factory", raw, folder), known).notes}
+
+
+@pytest.mark.parametrize("task", [{"infer_backend": "huggingface"}, {"do_predict": True, "eval_dataset": "a"}])
+def test_what_the_commands_do_not_do_is_refused_by_name_and_what_asks_for_nothing_is_not(
+    task: dict[str, Any], tmp_path: Path
+) -> None:
+    asked = fates_of({**task, **ASKED}, tmp_path)
+    assert {key for key, fate in asked.items() if fate == "refused"} == ASKED.keys()
+    idle = fates_of({**task, **IDLE}, tmp_path)
+    assert not {key for key, fate in idle.items() if fate == "refused"}
+
+
+def test_what_an_export_does_otherwise_is_told(tmp_path: Path) -> None:
+    given = {
+        "export_legacy_format": True,
+        "export_device": "auto",
+        "export_hub_model_id": "me/x",
+        "infer_dtype": "auto",
+    }
+    calibration = {"export_quantization_dataset": "c4.json", "export_quantization_nsamples": 8}
+    assert fates_of({**MODEL, "export_dir": "out", **given, **calibration}, tmp_path) == {
+        "model_name_or_path": "unneeded",  # the adapter names it
+        "adapter_name_or_path": "mapped",
+        "template": "changed",
+        "export_dir": "mapped",
+        "export_legacy_format": "refused",
+        "export_device": "unneeded",
+        "export_hub_model_id": "changed",
+        "infer_dtype": "changed",
+        "export_quantization_dataset": "unneeded",
+        "export_quantization_nsamples": "unneeded",
+    }
+
+
+def test_a_file_that_predicts_for_a_data_set_without_do_train_trains_nothing() -> None:
+    """LLaMA-Factory trains with do_train alone."""
+    predicts = {**MODEL, "do_predict": True, "dataset": "a"}
+    assert only_answers(predicts)
+    assert not only_answers({**predicts, "do_train": True})
+    assert not only_answers({**MODEL, "dataset": "a", "export_dir": "out"})
+
+
 def test_a_run_file_that_would_not_be_written_may_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     YAML(typ="safe", pure=True).dump(INFER, Path("file.yaml"))
@@ -131,7 +220,7 @@ def test_a_training_that_predicts_and_exports_has_a_run_file_and_the_commands(
     drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    raw = {**PREDICT, "dataset": "t.jsonl", "export_dir": "merged"}
+    raw = {**PREDICT, "do_train": True, "dataset": "t.jsonl", "export_dir": "merged"}
     assert not only_answers(raw)
     YAML(typ="safe", pure=True).dump(raw, Path("file.yaml"))
     _, out, err = drivetrain("import", "file.yaml", "--output", "run.yaml")

@@ -28,6 +28,7 @@ from drivetrain.inference.loading import LoadedModel, load_model
 from drivetrain.runtime.hardware import detect
 from tests.generation.small_models import model_of
 from tests.generation.test_prompts import run_file
+from tests.kept_memory import kept_bytes
 
 Run = Callable[..., tuple[int, str, str]]
 PROMPTS = ["one", "say something else", "b"]
@@ -80,6 +81,18 @@ def test_a_folder_of_transformers_answers_as_it_does(base: Path) -> None:
         )
         with pytest.raises(UserError, match="has no chat template"):
             model.chat_ids([Message("user", "a")])
+
+
+def test_no_prompt_is_remembered_after_its_tokens_are_there(base: Path) -> None:
+    """tokenizers keeps 10,000 texts otherwise, by which a server grows."""
+
+    def ask(first: int) -> None:
+        for number in range(first, first + 1000):
+            model.text_ids(f"prompt {number} " * 5)
+
+    with closing(load_model(base)) as model:
+        ask(0)
+        assert kept_bytes(lambda: ask(1000)) < 100_000  # 2 MB where they are kept
 
 
 def test_a_model_larger_than_the_device_is_refused_with_what_answers_it(

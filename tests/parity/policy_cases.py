@@ -113,6 +113,7 @@ def plain(case: PolicyCase, answers: list[list[str]]) -> Curve:
         turn, update = divmod(step - first, UPDATES)
         chosen = np.array_split(np.random.default_rng([5, first, 1 + turn]).permutation(len(samples)), UPDATES)[update]
         parts = [part(case, log_probabilities(model, samples[i]), olds[i], beside[i], advantages[i]) for i in chosen]
+        parts = [each * case.learning.get("importance_cap", 1.0) for each in parts]
         tokens = sum(len(olds[i]) for i in chosen)
         loss = torch.stack(parts).sum() / (tokens if case.learning.get("loss") == "dapo" else len(chosen))
         loss.backward()

@@ -22,12 +22,13 @@ from drivetrain.config.adapter import Adapter
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.quantised import QuantisedBase
 from drivetrain.config.training import Loader
-from drivetrain.data.language.samples import Pair, Sample
+from drivetrain.data.language.samples import Pair, Sample, Steps
 from drivetrain.data.loader import training_windows
 from drivetrain.data.micro_batches import Lengths, Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.workloads.preference import PreferenceWorkload
+from drivetrain.workloads.process_reward import ProcessRewardWorkload
 from drivetrain.workloads.reward import RewardWorkload
 from drivetrain.workloads.unpaired import UnpairedWorkload
 from tests.parity.cases import Curve
@@ -84,13 +85,19 @@ class SeededReward(RewardWorkload):
         return super().build_model()
 
 
+class SeededSteps(ProcessRewardWorkload):
+    def build_model(self) -> nn.Module:
+        torch.manual_seed(3)
+        return super().build_model()
+
+
 class SeededUnpaired(UnpairedWorkload):
     def build_model(self) -> nn.Module:
         torch.manual_seed(3)
         return super().build_model()
 
 
-KINDS: dict[str, Any] = {"kto": SeededUnpaired, "reward": SeededReward}
+KINDS: dict[str, Any] = {"kto": SeededUnpaired, "reward": SeededReward, "steps": SeededSteps}
 BETAS: dict[str, dict[str, float]] = {"reward": {}}
 
 
@@ -114,6 +121,9 @@ def workload(case: PairCase) -> Any:
             {"prompt": row["prompt"], "completion": row["chosen" if label else "rejected"], "label": label}
             for row, label in zip(rows, labels, strict=True)
         ]
+    kind = "steps" if case.preference.get("loss") == "steps" else case.stage
+    if kind == "steps":
+        rows = [marked_steps(row, number) for number, row in enumerate(rows)]
     path.write_text("\n".join(map(json.dumps, rows)))
     data = {"train": str(path), "template": "plain", "length": 60, "evaluation_fraction": 0.1, "packing": case.packing}
     block = {"type": "language_model", "stage": case.stage, "model": {"config": {**LLAMA, "vocab_size": 260}}}
@@ -122,11 +132,17 @@ def workload(case: PairCase) -> Any:
     )
     adapters = [Adapter(rank=4)] if case.lora else None
     settled = config.preference.settled(case.stage, adapters)
-    made = KINDS.get(case.stage, Seeded)(config.model_copy(update={"preference": settled}), seed=0)
+    made = KINDS.get(kind, Seeded)(config.model_copy(update={"preference": settled}), seed=0)
     base = QuantisedBase(format="nf4") if case.nf4 else None
     made.adapters = AdapterSet(adapters, None, base) if adapters else None
     made.shares_prompts = case.shared
     return made
+
+
+def marked_steps(row: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Returns an answer of one to three steps."""
+    steps = [row["chosen"], row["rejected"], "so"][: number % 3 + 1]
+    return {"prompt": row["prompt"], "completions": steps, "labels": [(number + n) % 3 > 0 for n in range(len(steps))]}
 
 
 def run_case(case: PairCase) -> Curve:
@@ -166,7 +182,8 @@ def plain(case: PairCase) -> Curve:
         round_weights(model, "nf4")
     reference = copy.deepcopy(model).requires_grad_(False)
     if case.lora:
-        model = get_peft_model(model, LoraConfig(**LORA))  # type: ignore[arg-type]
+        task = {"task_type": "TOKEN_CLS"} if case.preference.get("loss") == "steps" else {}
+        model = get_peft_model(model, LoraConfig(**{**LORA, **task}))  # type: ignore[arg-type]
     trained = [p for p in model.parameters() if p.requires_grad]
     updates = torch.optim.SGD(trained, lr=OPTIMIZERS["sgd"].lr, momentum=0.9)
     order = GlobalOrder(len(work.train), BATCH, seed=1)
@@ -174,7 +191,8 @@ def plain(case: PairCase) -> Curve:
         epoch, indices = order.batch(step)
         loaded = [work.train.load(int(index), epoch) for index in indices]
         if case.stage == "reward":
-            step_on(curve, reward(model, loaded), trained, updates)
+            loss = steps(model, loaded) if case.preference.get("loss") == "steps" else reward(model, loaded)
+            step_on(curve, loss, trained, updates)
             continue
         groups = [each[:2] for each in loaded]
         policy, tokens = sides(model, groups)
@@ -202,6 +220,15 @@ def reward(model: Any, pairs: Sequence[Pair]) -> Tensor:
     chosen, rejected = torch.stack(scores).view(-1, 2).unbind(1)
     margins = torch.tensor([pair.margin for pair in pairs])
     return -F.logsigmoid(chosen - rejected - margins).mean() + 0.1 * (chosen + rejected).square().mean()
+
+
+def steps(model: Any, answers: Sequence[Steps]) -> Tensor:
+    """The mean cross-entropy over the last tokens of all steps, each answer through the model by itself."""
+    logits = [model(input_ids=torch.tensor(each.own[0].astype(np.int64))[None]).logits[0] for each in answers]
+    ends = [torch.tensor(each.own[1]) for each in answers]
+    labels = torch.cat([torch.tensor(each.labels)[end] for each, end in zip(answers, ends, strict=True)])
+    found = torch.cat([each[end] for each, end in zip(logits, ends, strict=True)])
+    return F.cross_entropy(found, labels.long())
 
 
 def kto(policy: Tensor, reference: Tensor, desirable: Tensor) -> Tensor:

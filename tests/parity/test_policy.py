@@ -15,6 +15,7 @@ from tests.ranks import RankPool
 
 SINGLE, DDP, FSDP = {"name": "single"}, {"name": "ddp"}, {"name": "fsdp"}
 HELD, SEQUENCE, DAPO = {"beta": BETA}, {"importance": "sequence"}, {"loss": "dapo"}
+CAPPED = {"loss": "dapo", "importance_cap": 0.75}  # below 1, so that it weighs the tokens of a model in fp32 too
 QUICK = [
     PolicyCase(SINGLE, learning=HELD),
     PolicyCase(SINGLE, learning=HELD, shared=False),
@@ -22,6 +23,8 @@ QUICK = [
     PolicyCase(DDP, learning=HELD),
     PolicyCase(FSDP, learning=HELD),
     PolicyCase(DDP, learning=DAPO),
+    PolicyCase(SINGLE, learning=CAPPED),
+    PolicyCase(FSDP, learning=CAPPED),
 ]
 SLOW = [
     PolicyCase(SINGLE, learning=DAPO),

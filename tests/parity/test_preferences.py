@@ -16,6 +16,7 @@ SINGLE, DDP, FSDP = {"name": "single"}, {"name": "ddp"}, {"name": "fsdp"}
 ZERO3, TP = {"name": "deepspeed", "stage": 3}, {"tp": 2}
 MIXED, SORTED = {"loss": {"sigmoid": 0.8, "sft": 0.2}}, {"loss": "aot_unpaired"}
 CENTRED = {"centring": 0.1}
+STEPS = {"loss": "steps"}
 KTO = {"desirable_weight": 1.5, "undesirable_weight": 0.75}
 QUICK = [
     PairCase(SINGLE, accumulation=1),
@@ -31,6 +32,10 @@ QUICK = [
     PairCase(FSDP, lora=True),
     PairCase(ZERO3),
     PairCase(FSDP, stage="reward", preference=CENTRED),
+    PairCase(SINGLE, stage="reward", preference=STEPS),
+    PairCase(SINGLE, stage="reward", preference=STEPS, packing=False),
+    PairCase(DDP, stage="reward", preference=STEPS),
+    PairCase(FSDP, stage="reward", preference=STEPS),
 ]
 SLOW = [
     PairCase(SINGLE, lora=True),
@@ -58,6 +63,10 @@ SLOW = [
     PairCase(ZERO3, lora=True, nf4=True, ranks=4, preference=SORTED),
     PairCase(FSDP, stage="kto", preference=KTO, lora=True, nf4=True, ranks=4),
     PairCase(DDP, stage="reward", preference=CENTRED, ranks=4),
+    PairCase(SINGLE, stage="reward", preference=STEPS, lora=True),
+    PairCase(ZERO3, stage="reward", preference=STEPS),
+    PairCase(TP, stage="reward", preference=STEPS, packing=False),
+    PairCase(FSDP, stage="reward", preference=STEPS, ranks=4),
 ]
 
 

@@ -135,3 +135,29 @@ def test_times_in_eight_bits_of_a_calibration_are_noted(own: Path, monkeypatch: 
     assert planning._noted(plan, estimator).notes == ()
     monkeypatch.setattr(planning, "kept", lambda _: object())
     assert "times are those of bf16" in planning._noted(plan, estimator).notes[0]
+
+
+BATCH_NORM = """
+import torch
+from torch import nn
+train_data = evaluation_data = [(torch.randn(6), i % 4) for i in range(16)]
+loss = nn.CrossEntropyLoss()
+def build_model():
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+"""
+
+
+def test_a_model_that_takes_no_single_sample_is_planned_with_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(BATCH_NORM)
+    (tmp_path / "run.yaml").write_text(RUN)
+    monkeypatch.chdir(tmp_path)
+    one, _ = load(Path("run.yaml"), ["batch_size=1"])
+    assert one is not None
+    with pytest.raises(NotPlanned, match="more than 1 value per channel"):
+        Traced(replace(cluster("1xH100-80GB"), host=detect(), is_here=True)).costs(one)
+    found = planning.planned(Path("run.yaml"), ["engine=single,ddp"], "2xH100-80GB")
+    assert found.choice is not None
+    assert {row.fits for row in found.rows if row.run.engine.label == "ddp"} >= {"yes"}
+    assert all(row.run.micro_batch > 1 for row in found.rows if row.costs is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig
 from drivetrain.plan.derive import Derivation, cuts_to_trace
+from drivetrain.plan.estimator import NotPlanned
 from drivetrain.plan.rows import Plan, Row, chosen, row
 from drivetrain.plan.search import search
 from drivetrain.plan.search_space import Space, families
+from drivetrain.plan.step_costs import StepCosts
 from tests.cli.test_cli import DIGITS
 from tests.plan.invented import Invented, Model, machine
 
@@ -50,19 +53,30 @@ def exhaustive(base: RunConfig, space: Space, estimator: Invented) -> list[Row]:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_choice_is_that_of_an_exhaustive_evaluation(base: RunConfig, seed: int) -> None:
     estimator = machine(seed)
+    plan, candidates = as_exhaustive(base, estimator)
+    assert plan.traces == len(estimator.asked)
+    if plan.choice is not None:
+        assert plan.choice.costs is not None
+        assert plan.choice.costs.origin == "traced"
+    assert plan.traces <= max(20, candidates / 5)  # four traces a family
+
+
+@pytest.mark.parametrize(("seed", "batch"), [(10, 50), (3, 50), (7, 72), (14, 72)])
+def test_a_batch_that_is_no_power_of_two_has_that_choice_too(tmp_path: Path, seed: int, batch: int) -> None:
+    as_exhaustive(run(tmp_path, f"batch_size={batch}"), machine(seed))
+
+
+def as_exhaustive(base: RunConfig, estimator: Invented) -> tuple[Plan, int]:
+    """Returns the plan, whose choice was seen to be that of all candidates, and their number."""
     best = chosen(exhaustive(base, SPACE, estimator))
     candidates = len(estimator.asked)
     estimator.asked.clear()
     plan = search(base, SPACE, estimator)
-    assert plan.traces == len(estimator.asked)
     assert (best is None) == (plan.choice is None)
     if best is not None and plan.choice is not None:
         assert plan.choice.overrides == best.overrides
         assert plan.choice.seconds == pytest.approx(best.seconds, rel=0.01)
-        assert plan.choice.costs is not None
-        assert plan.choice.costs.origin == "traced"
-
-    assert plan.traces <= max(20, candidates / 5)  # four traces a family
+    return plan, candidates
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -151,3 +165,37 @@ def test_a_way_that_cannot_be_traced_is_a_row_with_the_reason(base: RunConfig) -
 def test_a_step_time_that_an_estimator_falsifies_changes_the_choice(base: RunConfig) -> None:
     slow, quick = large(link=10**6), large(link=10**12)
     assert search(base, SPACE, slow).choice != search(base, SPACE, quick).choice
+
+
+class NeedsTwo(Invented):
+    """Its model takes no micro-batch of one sample, as one with BatchNorm may."""
+
+    def costs(self, run: RunConfig, quick: bool = False) -> StepCosts:
+        samples = math.ceil(run.global_batch / run.data_parallel_size)
+        size = min(run.micro_batch_limit or samples, samples)
+        if size == 1 or samples % size == 1:
+            raise NotPlanned("more than 1 value per channel")
+        return super().costs(run, quick)
+
+
+@pytest.mark.parametrize("memory", [20, 80])
+def test_a_model_that_takes_no_single_sample_is_searched_from_two(tmp_path: Path, memory: int) -> None:
+    base = run(tmp_path, "batch_size=72")
+    estimator = NeedsTwo(LARGE, nodes=1, devices_per_node=8, memory=memory * 2**30)
+    ways = families(base, SPACE, estimator.host, 1, 8).possible
+    candidates = [(*family.at(size), family) for family in ways for size in family.sizes]
+    sound = [
+        row(candidate, base, estimator.costs(candidate), estimator, family.rank)
+        for candidate, cut, family in candidates
+        if cut.size > 1 and cut.samples % cut.size != 1
+    ]
+    best, plan = chosen(sound), search(base, SPACE, estimator)
+    assert best is not None
+    assert plan.choice is not None
+    assert plan.choice.overrides == best.overrides
+    assert all(each.run.micro_batch_limit != 1 for each in plan.rows if each.costs is not None)
+
+
+def test_a_way_whose_ranks_have_fewer_samples_than_the_model_takes_is_refused(tmp_path: Path) -> None:
+    plan = search(run(tmp_path, "batch_size=8"), SPACE, NeedsTwo(LARGE, nodes=1, devices_per_node=8, memory=80 * 2**30))
+    assert reasons(plan, "ddp") == {"the model takes no fewer than 2 samples at once"}

@@ -64,6 +64,14 @@ def test_the_planned_peak_of_a_stage_of_preferences_is_the_measured_one(run_file
     assert planned(run_file, words).memory.allocated == measured_peak(read_run(run_file, words))[0]
 
 
+def test_a_pipeline_of_pairs_is_traced_stage_by_stage(run_file: str) -> None:
+    words = of_stage(run_file, ["stage=orpo", "engine={name: mesh, pp: 2}", "processes=2"])
+    run = read_run(run_file, words)
+    stages = [step_costs(run, detect(), read_workload(run, training=True), rank).memory for rank in (0, 1)]
+    alone = planned(run_file, of_stage(run_file, ["stage=orpo"])).memory
+    assert sum(each.parts["parameters"] for each in stages) == pytest.approx(alone.parts["parameters"], rel=0.01)
+
+
 @pytest.fixture(scope="module")
 def teacher(run_file: str) -> str:
     """The run's model, saved with its tokenizer."""

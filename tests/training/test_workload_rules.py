@@ -65,6 +65,18 @@ def test_what_needs_more_than_one_pass_is_refused_under_pipelines_and_cut_sequen
     check_workload(run, TinyWorkload(perceptron, Rows(40)))
 
 
+class Twice(TinyWorkload):
+    @property
+    def second_pass(self) -> str:
+        return "a second pass of the model with its adapters off"
+
+
+def test_a_reference_that_is_the_model_itself_is_refused_in_a_pipeline() -> None:
+    with pytest.raises(UserError, match="with its adapters off, and a pipeline's step is one pass of one model"):
+        check_workload(config(engine={"name": "mesh", "pp": 2}, processes=2), Twice(perceptron, Rows(40)))
+    check_workload(config(engine={"name": "mesh", "cp": 2}, processes=2), Twice(perceptron, Rows(40)))
+
+
 @pytest.mark.parametrize("precision", ["bf16", "bf16-master"])
 def test_a_reference_that_follows_in_small_steps_is_refused_in_16_bits(precision: str) -> None:
     with pytest.raises(UserError, match="reference follows the model in small steps"):

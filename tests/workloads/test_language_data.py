@@ -497,3 +497,59 @@ def test_loading_in_other_processes_gives_the_same_batches(
         for mine, theirs in zip(one.micro_batches, other.micro_batches, strict=True):
             assert mine.tensors.keys() == theirs.tensors.keys()
             assert all(torch.equal(mine.tensors[name], theirs.tensors[name]) for name in mine.tensors)
+
+
+# --- all pairs of a row -----------------------------------------------------------------------------------------------
+
+ANSWERED = [
+    {"prompt": f"ask {n}", "responses": ["good", "fair", "poor"], "scores": [3, 2, 2 if n % 3 == 0 else 1]}
+    for n in range(40)
+]
+
+
+def paired(folder: Path, rows: Any = None, **given: Any) -> tuple[LanguageReader, LanguageSamples]:
+    return reading(folder, rows or ANSWERED, stage="dpo", template="chatml", pairs="all", **given)
+
+
+def test_all_pairs_of_a_row_are_trained_on_or_all_are_held_out(tmp_path: Path) -> None:
+    reader, read = paired(tmp_path, evaluation_fraction=0.25)
+    assert read.evaluation is not None
+    trained, held = Counter(places(read.train)), Counter(places(read.evaluation))
+    assert (len(trained), len(held)) == (30, 10)
+    assert not trained.keys() & held.keys()
+    expected = Counter({n + 1: 2 if n % 3 == 0 else 3 for n in range(40)})
+    assert trained + held == expected
+    assert reader.accounts[0].paired == (40, expected.total())
+
+
+def test_the_rows_held_out_are_those_that_one_pair_a_row_holds_out(tmp_path: Path) -> None:
+    """So that runs with one pair a row and with all are evaluated on the same prompts."""
+    _, every = paired(tmp_path, evaluation_fraction=0.25)
+    _, one = reading(tmp_path, ANSWERED, stage="dpo", template="chatml", evaluation_fraction=0.25)
+    assert set(places(every.evaluation)) == set(places(one.evaluation))
+    assert len(places(one.evaluation)) == 10
+
+
+def test_rows_on_disk_give_the_same_pairs_in_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, held = paired(tmp_path, evaluation_fraction=0.25)
+    monkeypatch.setattr("drivetrain.data.rows.LARGE", 1)
+    _, stored = paired(tmp_path, evaluation_fraction=0.25)
+    for one, other in ((held.train, stored.train), (held.evaluation, stored.evaluation)):
+        assert one is not None
+        assert other is not None
+        assert places(one) == places(other)
+        for index in range(len(one)):
+            for (ids, _), (others, _) in zip(one.load(index, 0).sides, other.load(index, 0).sides, strict=True):
+                assert ids.tolist() == others.tolist()
+
+
+def test_a_prompt_of_several_pairs_is_answered_once_at_evaluations(tmp_path: Path) -> None:
+    made = config(tmp_path, ANSWERED, stage="dpo", template="chatml", pairs="all", evaluation_fraction=0.25)
+    work = LanguageModelWorkload(made.model_validate({**made.model_dump(), "generate": {"samples": 6}}), 0)
+    assert len({prompt.text for prompt in work.prompts}) == len(work.prompts) == 6
+
+
+def test_all_pairs_are_refused_where_no_row_has_several_answers(tmp_path: Path) -> None:
+    rows = [{"prompt": "ask", "chosen": "yes", "rejected": "no"}]
+    with pytest.raises(UserError, match="no data set has rows of several answers with a score or a rank each"):
+        paired(tmp_path, rows)

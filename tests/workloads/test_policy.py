@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from drivetrain.runtime.journal import Journal
 from drivetrain.training.evaluation import Evaluations, evaluate
 from drivetrain.training.progress import Progress
 from drivetrain.training.windows import stand_in_window
+from drivetrain.workloads.made_answers import correction_of, draw_of
 from drivetrain.workloads.policy import PolicyWorkload
 from drivetrain.workloads.rewarding import _Failures
 from tests.parity.policy_cases import run_config
@@ -57,6 +59,42 @@ def test_each_prompt_has_a_group_of_answers_with_rewards_and_log_probabilities(t
         with torch.no_grad():
             torch.testing.assert_close(sample["old"], log_probabilities(plain, sample, 1.5), rtol=1e-4, atol=1e-5)
     assert len({tuple(sample["ids"].tolist()) for sample in groups[0]}) == 3
+
+
+def test_the_generators_log_probabilities_are_measured_at_the_temperature_and_weigh_tokens(tmp_path: Path) -> None:
+    work = workload(tmp_path, rewards=[LETTERS], temperature=1.5, importance_cap=1.25)
+    groups = made_of(work, passes_of(work)[1])
+    plain = built(workload(tmp_path))
+    for sample in (sample for group in groups for sample in group):
+        with torch.no_grad():
+            torch.testing.assert_close(sample["drawn"], log_probabilities(plain, sample, 1.5), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(sample["correction"], torch.ones_like(sample["old"]), rtol=1e-4, atol=0)
+    apart = {"old": torch.tensor([-1.0, -2.0, -3.0]), "drawn": torch.tensor([-1.1, -1.0, -4.0])}
+    expected = [math.exp(0.1), math.exp(-1.0), 1.25]
+    assert correction_of(apart, 1.25).tolist() == pytest.approx(expected)
+    assert correction_of({**apart, "drawn": torch.zeros(0)}, 1.25).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_answers_of_a_journal_keep_the_probabilities_that_they_were_drawn_with(tmp_path: Path) -> None:
+    """Whatever model goes on; of a journal of an earlier version, which has tokens alone, none are known."""
+    first = made_of(work := workload(tmp_path, rewards=[LETTERS]), passes_of(work, Journal(tmp_path / "j", 0, "a"))[1])
+    work = workload(tmp_path, rewards=[LETTERS])
+    engine, passes = passes_of(work, Journal(tmp_path / "j", 0, "a"))
+    engine.load_weights({name: weight * 2 for name, weight in engine.weights().items()})
+    again = made_of(work, passes)
+    for one, other in zip((x for group in first for x in group), (x for group in again for x in group), strict=True):
+        assert torch.equal(one["drawn"], other["drawn"])
+        assert not torch.equal(one["old"], other["old"])
+    old = Journal(tmp_path / "old", 0, "a")
+    work = workload(tmp_path, rewards=[LETTERS], importance_cap=2.0)
+    _, passes = passes_of(work, old)
+    prompts = [work.train.load(0, 0)]
+    asked = work._prompt(prompts[0])
+    keys = [old.key("answer", draw_of(11, number), list(asked.ids)) for number in range(3)]
+    old.keep_all({key: [97, 98, 99][: number + 1] for number, key in enumerate(keys)})
+    [group] = work.make_samples(prompts, [11], passes)
+    assert [len(each["drawn"]) for each in group] == [0, 0, 0]
+    assert [each["correction"].tolist() for each in group] == [[1.0], [1.0] * 2, [1.0] * 3]
 
 
 def test_what_a_journal_has_is_neither_answered_nor_rewarded_again(tmp_path: Path) -> None:
@@ -177,7 +215,7 @@ def test_an_evaluation_answers_each_prompt_once_with_the_likeliest_tokens(tmp_pa
     engine, passes = passes_of(work)
     assert work.evaluation is not None
     prompts = [work._prompt(work.evaluation.load(number, 0)) for number in range(len(work.evaluation))]
-    answers = [work.decoded(ids) for ids in passes.answers(prompts, range(len(prompts)))]
+    answers = [work.decoded(drawn.tokens) for drawn in passes.answers(prompts, range(len(prompts)))]
     letters = [sum(letter.isascii() and letter.isalpha() for letter in text) for text in answers]
     values = evaluate(run_config(), work, engine)
     assert len(letters) == 3

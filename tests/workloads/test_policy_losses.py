@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from drivetrain.workloads.made_answers import correction_of
 from tests.workloads.policy_cases import LONGEST, ROWS, built, log_probabilities, loss_of, made, workload
 from tests.workloads.test_preference_losses import compare, gradients
 
@@ -100,6 +101,35 @@ def test_a_loss_and_its_gradient_are_those_of_trls_trainer(
 
 def test_rloo_and_its_gradient_are_those_of_trls_trainer(tmp_path: Path, trl_trainers: dict[str, Any]) -> None:
     check(workload(tmp_path, "rloo", clip=0.3), trl_trainers["rloo"])
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dapo", "cispo", "luspo"])
+def test_weights_of_tokens_are_those_of_trls_importance_correction(
+    tmp_path: Path, trl_trainers: dict[str, Any], loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which weighs the loss of the ratios, not the divergence from the reference."""
+    bound = {"clip_high": 1.2} if loss == "cispo" else {}
+    work = workload(tmp_path, loss=loss, beta=0.2, importance_cap=1.5, **bound)
+    model, samples, trainer = built(work), made(), trl_trainers["grpo"]
+    inputs = their_inputs(samples)
+    inputs["importance_sampling_ratio"] = torch.ones(len(samples), LONGEST)
+    for number, each in enumerate(samples):
+        each["drawn"] = each["old"] + torch.linspace(-0.8, 0.9, len(each["old"]))
+        each["correction"] = correction_of(each, 1.5)
+        ratios = (each["old"] - each["drawn"]).exp().clamp(max=1.5)
+        inputs["importance_sampling_ratio"][number, : len(ratios)] = ratios
+    unweighed = [{**each, "correction": torch.ones_like(each["old"])} for each in samples]
+    loss_sum = loss_of(work, model, samples)
+    assert abs(loss_sum.item() - loss_of(work, model, unweighed).item()) > 1e-3
+    loss_sum.backward()
+    set_up(trainer, work)
+    monkeypatch.setattr(trainer, "use_vllm", True)
+    monkeypatch.setattr(trainer, "vllm_importance_sampling_correction", True)
+    trainer.model.zero_grad()
+    expected = trainer._compute_loss(trainer.model.eval(), inputs)
+    expected.backward()
+    assert loss_sum.item() == pytest.approx(expected.item(), rel=1e-4)
+    compare(gradients(model), gradients(trainer.model))
 
 
 def check(work: Any, trainer: Any) -> None:

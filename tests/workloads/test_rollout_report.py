@@ -51,6 +51,28 @@ def test_means_are_over_answers_and_tokens() -> None:
     }
 
 
+def test_the_generators_mismatch_is_over_tokens_whose_draws_are_known() -> None:
+    common = {"prompt": 0, "truncated": 0, "values": {}, "failures": {}, "reference": torch.zeros(0)}
+    made: list[dict[str, Any]] = [
+        {**common, "ids": torch.zeros(2), "old": torch.tensor([-1.0, -2.0]), "drawn": torch.tensor([-1.5, -2.0])},
+        {**common, "ids": torch.zeros(1), "old": torch.tensor([-1.0]), "drawn": torch.tensor([0.0])},
+        {**common, "ids": torch.zeros(1), "old": torch.tensor([-1.0]), "drawn": torch.zeros(0)},
+    ]
+    found = rollout_metrics(made, torch.ones(1, 3), [])
+    assert (found["mismatch"], found["largest_mismatch"]) == (0.5, 1.0)
+    assert "importance_weight" not in found
+    for each, weights in zip(made, ([1.0, 0.5], [0.9], [1.0]), strict=True):
+        each["correction"] = torch.tensor(weights)
+    assert rollout_metrics(made, torch.ones(1, 3), [])["importance_weight"] == pytest.approx(0.8)
+
+
+def test_a_generator_that_is_far_from_the_trainer_is_warned_of_where_nothing_makes_up_for_it() -> None:
+    apart = {"mismatch": 0.2}
+    assert "give importance_cap: 2" in " ".join(warned(*[apart] * 9))
+    assert warned(*[{**apart, "importance_weight": 0.99}] * 9) == []
+    assert warned(*[{"mismatch": 0.01}] * 9) == []
+
+
 def test_where_groups_are_not_compared_nothing_is_reported_of_them() -> None:
     made = [{"ids": torch.zeros(3), "prompt": 2, "truncated": 0, "values": {}, "failures": {}, "old": torch.zeros(1)}]
     for each in made:

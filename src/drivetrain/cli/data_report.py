@@ -107,6 +107,12 @@ def _sets(report: Report, console: Console) -> None:
     for each in report["sets"]:
         if "drawn rows" in each:
             _say(console, f"of {escape(each['name'])} at most {each['drawn rows']:,} rows are used, drawn at random")
+        if "pairs" in each:
+            _say(
+                console,
+                f"{each['answered rows']:,} rows of several answers in {escape(each['name'])} make "
+                f"{each['pairs']:,} pairs",
+            )
     if report["stream"]:
         looked_at = f"the first {report['looked at']:,} rows of each data set"
         _say(console, f"a stream: all figures but those of rows and samples are of {looked_at}")
@@ -161,6 +167,9 @@ def _totals(report: Report, console: Console) -> None:
     if "labels" in report:
         labels = report["labels"]
         rows["labels"] = f"{labels['desirable']:,} desirable, {labels['undesirable']:,} undesirable"
+    if "steps" in report:
+        steps = report["steps"]
+        rows["steps"] = f"{steps['steps']:,}, of which {steps['right']:,} are marked as right"
     if "duplicates" in report:
         rows["duplicates"] = f"{report['duplicates']:,} of the training samples, each like an earlier one"
         if report["evaluation samples trained on"]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from drivetrain.config.base import Frozen, doc
+from drivetrain.config.generation import Generation
 from drivetrain.config.reference import OtherModelBlock, as_block
 from drivetrain.errors import Problem
 
@@ -17,6 +18,7 @@ DISTILL = "distill"
 SFT = "sft"  # the loss of the data's own tokens
 JS = "js"
 
+OF_OWN = ("max_new_tokens", "drawing_temperature")
 LossName = Literal["forward_kl", "reverse_kl", "js", "sft"]
 USUAL: Mapping[str, float] = {JS: 1.0}
 
@@ -40,6 +42,14 @@ class Distillation(Frozen):
     )
     beta: float = doc("js: the teacher's share in what both are compared with", 0.5, gt=0, lt=1)
     temperature: float = doc("Temperature of both distributions", 1.0, gt=0)
+    own_answers: float = doc(
+        "Share of replies that the model writes itself, as it is at that step, in place of the data's (on-policy GKD)",
+        0.0,
+        ge=0,
+        le=1,
+    )
+    max_new_tokens: int = doc("own_answers: tokens of a reply, at most; none goes beyond data.length", 128, gt=0)
+    drawing_temperature: float = doc("own_answers: temperature at which replies are drawn", 1.0, gt=0)
 
     @property
     def losses(self) -> Mapping[str, float]:
@@ -49,6 +59,11 @@ class Distillation(Frozen):
     @property
     def divergences(self) -> list[str]:
         return [name for name in self.losses if name != SFT]
+
+    @property
+    def drawing(self) -> Generation:
+        """How the model's own replies are drawn."""
+        return Generation(max_new_tokens=self.max_new_tokens, temperature=self.drawing_temperature)
 
     @property
     def given(self) -> list[str]:
@@ -68,5 +83,13 @@ def distillation_problems(block: Distillation, stage: str) -> Iterator[Problem]:
         yield Problem(f"{TEACHER}.path", "there is no teacher to learn from", "give the folder or hub id of a model")
     if not block.divergences:
         yield Problem(f"{FIELD}.loss", "sft reads no teacher", "add forward_kl, reverse_kl or js, or give stage: sft")
+    if block.own_answers and SFT in block.losses:
+        why = "sft learns the tokens of replies, and those that the model writes itself are its own"
+        yield Problem(f"{FIELD}.loss", why, "leave sft or own_answers out")
+    for name in OF_OWN:
+        if name in block.given and not block.own_answers:
+            yield Problem(
+                f"{FIELD}.{name}", "the model writes no replies", "give own_answers, such as 0.5, or leave it out"
+            )
     if "beta" in block.given and JS not in block.losses:
         yield Problem(f"{FIELD}.beta", f"{' and '.join(block.divergences)} has none", "leave it out, or give loss: js")

@@ -14,10 +14,10 @@ from drivetrain.config.fine_tuning import OF_DISTRIBUTIONS, PLAIN, SFT, FineTuni
 from drivetrain.config.generation import Generation
 from drivetrain.config.language_data import LanguageData
 from drivetrain.config.language_model import LanguageModelModel
-from drivetrain.config.language_stages import STAGES, SampleKind, StageName
+from drivetrain.config.language_stages import FORMS, STAGES, SampleKind, Stage, StageName
 from drivetrain.config.machine import Machine
 from drivetrain.config.model_files import beyond_context, lacks_template
-from drivetrain.config.preference import Preference, preference_problems
+from drivetrain.config.preference import REWARD, Preference, preference_problems
 from drivetrain.config.reference import OtherModelBlock, ReferenceBlock
 from drivetrain.config.reinforcement import PPO, Reinforcement, reinforcement_problems
 from drivetrain.config.workload_block import WorkloadBlock
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from drivetrain.config.run import RunConfig
 
 CAUSAL = "AutoModelForCausalLM"
-WEIGHTED = "drivetrain.workloads.weighted_likelihood:WeightedLikelihoodWorkload"
 
 
 class LanguageModel(WorkloadBlock):
@@ -51,28 +50,35 @@ class LanguageModel(WorkloadBlock):
         return self.model.tokenizer or self.model.path if needs else None
 
     @property
-    def implementation(self) -> str:
+    def _form(self) -> Stage:
+        """The stage, in the form that its loss chooses."""
         if self.stage == SFT and self.sft.loss != PLAIN:
-            return WEIGHTED
-        return STAGES[self.stage].implementation
+            return FORMS["likelihood"]
+        if self.stage == DISTILL and self.distillation.own_answers:
+            return FORMS["own_answers"]
+        return FORMS["steps"] if self.stage == REWARD and self.preference.reads_steps else STAGES[self.stage]
+
+    @property
+    def implementation(self) -> str:
+        return self._form.implementation
 
     @property
     def auto_class(self) -> str:
-        return STAGES[self.stage].auto_class
+        return self._form.auto_class
 
     @property
     def has_conversations(self) -> bool:
         """Whether samples are conversations, whose replies are trained."""
-        return STAGES[self.stage].has_conversations
+        return self._form.has_conversations
 
     @property
     def samples(self) -> SampleKind:
-        return STAGES[self.stage].samples
+        return self._form.samples
 
     @property
     def has_preferences(self) -> bool:
         """Whether samples are answers that are compared or labelled."""
-        return STAGES[self.stage].has_preferences
+        return self._form.has_preferences
 
     @property
     def answers_prompts(self) -> bool:
@@ -81,7 +87,7 @@ class LanguageModel(WorkloadBlock):
     @property
     def has_rewards(self) -> bool:
         """Whether the model's own answers to prompts are rewarded."""
-        return STAGES[self.stage].has_rewards
+        return self._form.has_rewards
 
     @property
     def held_to(self) -> ReferenceBlock:
@@ -182,7 +188,7 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def fixed_rows(self) -> bool | Literal["auto"]:
-        return False if self.has_preferences or self.has_rewards else self.data.fixed_rows
+        return False if self.has_preferences or self.makes_samples else self.data.fixed_rows
 
     @property
     def lengths_vary(self) -> bool:
@@ -190,7 +196,7 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def makes_samples(self) -> bool:
-        return self.has_rewards
+        return self.has_rewards or (self.stage == DISTILL and self.distillation.own_answers > 0)
 
     @property
     def samples_made(self) -> float:
@@ -226,7 +232,7 @@ class LanguageModel(WorkloadBlock):
         if self.data.stream and self.data.documents not in ("file", "line"):
             why = "of text files that are streamed each line is a text"
             yield Problem("workload.data.documents", why, "leave it out, or give stream: false")
-        if self.data.stream and (self.has_preferences or self.has_rewards):
+        if self.data.stream and (self.has_preferences or self.makes_samples):
             yield Problem("workload.data.stream", f"stage {self.stage} reads its data whole", "leave it out")
         if self.held_to.reference == "cached" and run.engine.single_pass_axis is not None:
             axis = run.engine.single_pass_axis
@@ -293,12 +299,14 @@ class LanguageModel(WorkloadBlock):
         return settled
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
-        if not self.is_packed or self.data.stream or self.has_preferences or self.has_rewards:
+        if not self.is_packed or self.data.stream or self.has_preferences or self.makes_samples:
             yield "workload.data.fixed_rows", "no rows of known lengths are packed"
         if self.has_preferences:
             yield "workload.data.train_on", "of preferences the answers are trained on"
         if self.has_rewards:
             yield "workload.data.train_on", "the model's own answers are trained on"
+        if self.samples != "pairs":
+            yield "workload.data.pairs", f"stage {self.stage} learns from no pairs"
         if self._compares_distributions:
             yield "workload.model.fused_loss", "the loss reads whole distributions over the tokens"
         if self.auto_class != CAUSAL:

@@ -73,6 +73,11 @@ class LanguageData(Frozen):
         "Chat template: alpaca, chatml, plain, vicuna or a Jinja file; left out, the tokenizer's", None
     )
     system: MaybeEmpty | None = doc("sft: the system message of conversations that have none", None)
+    pairs: Literal["best_and_worst", "all"] = doc(
+        "Rows of several scored or ranked answers: best_and_worst makes one pair of each, all one of every two answers "
+        "whose scores differ",
+        "best_and_worst",
+    )
     train_on: Literal["responses", "last_response", "all"] = doc("sft: the tokens that are targets", "responses")
     too_long: Literal["truncate", "drop", "error"] = doc("sft: what to do with a sample of more tokens", "truncate")
     bad_rows: BadRows = doc(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 # texts; conversations; pairs of conversations that differ in their answer, one of which is preferred; conversations
-# whose answer is labelled as desirable or not; prompts, with the reply in the data as reference
-SampleKind = Literal["texts", "conversations", "pairs", "labelled", "prompts"]
+# whose answer is labelled as desirable or not; answers marked step by step; prompts, with the reply in the data as
+# reference
+SampleKind = Literal["texts", "conversations", "pairs", "labelled", "steps", "prompts"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Stage:
     @property
     def has_preferences(self) -> bool:
         """Whether samples are answers that are compared or labelled."""
-        return self.samples in ("pairs", "labelled")
+        return self.samples in ("pairs", "labelled", "steps")
 
     @property
     def has_rewards(self) -> bool:
@@ -119,4 +120,17 @@ STAGES: dict[str, Stage] = {
             implementation=POLICY,
         ),
     )
+}
+# forms of a stage that its settings choose
+FORMS: dict[str, Stage] = {
+    "likelihood": replace(
+        STAGES["sft"], implementation="drivetrain.workloads.weighted_likelihood:WeightedLikelihoodWorkload"
+    ),
+    "own_answers": replace(STAGES["distill"], implementation="drivetrain.workloads.own_answers:OwnAnswersWorkload"),
+    "steps": replace(
+        STAGES["reward"],
+        samples="steps",
+        implementation="drivetrain.workloads.process_reward:ProcessRewardWorkload",
+        auto_class="AutoModelForTokenClassification",
+    ),
 }

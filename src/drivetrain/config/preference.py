@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from drivetrain.config.adapter import Adapter
-from drivetrain.config.base import doc
+from drivetrain.config.base import MaybeEmpty, doc
 from drivetrain.config.reference import ReferenceBlock, reference_problems
 from drivetrain.errors import Problem
 
@@ -17,20 +17,20 @@ FIELD = "workload.preference"
 DPO, ORPO, SIMPO, CPO = "dpo", "orpo", "simpo", "cpo"
 KTO = "kto"
 PAIR_STAGES = (DPO, ORPO, SIMPO, CPO)
-REWARD = "reward"
+REWARD, STEPS = "reward", "steps"
 STAGES = (*PAIR_STAGES, KTO, REWARD)
 
 LossName = Literal[
     "sigmoid", "cdpo", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired",
     "apo_zero", "apo_down", "discopop", "sigmoid_norm", "kto_pair", "sft", "nll", "orpo", "simpo", "cpo", "kto",
-    "apo_zero_unpaired", "bradley_terry",
+    "apo_zero_unpaired", "bradley_terry", "steps",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class LossRow:
     """A loss over pairs, or over labelled answers. Its formula is the function of the same name in
-    drivetrain.workloads.preference_losses, unpaired_losses or reward.
+    drivetrain.workloads.preference_losses, unpaired_losses, reward or process_reward.
 
     takes: settings that it reads. reference: whether it compares with the reference; "optional": it also works with
     a uniform one. smoothed: whether label_smoothing must be above 0. whole_batch: whether it needs a statistic of the
@@ -82,11 +82,12 @@ LOSSES: dict[str, LossRow] = {
     "cpo": LossRow(("beta", "label_smoothing"), (CPO,), reference=False),
     "kto": LossRow(("beta", "desirable_weight", "undesirable_weight"), (KTO,), whole_batch=True),
     "bradley_terry": LossRow(("centring",), (REWARD,), reference=False),
+    "steps": LossRow(("step_separator",), (REWARD,), reference=False),
     "apo_zero_unpaired": LossRow(("beta", "desirable_weight", "undesirable_weight"), (KTO,)),
 }
 OF_SOME = (
     *("beta", "label_smoothing", "divergence", "discopop_tau", "gamma", "desirable_weight", "undesirable_weight"),
-    *("centring", "likelihood_weights"),
+    *("centring", "step_separator", "likelihood_weights"),
 )
 LIKELIHOODS = ("sft", "nll")  # of the chosen answer alone: they go with every setting of the others
 USUAL: dict[str, dict[str, float]] = {
@@ -113,7 +114,8 @@ Mixture = Annotated[dict[LossName, Weight], BeforeValidator(_weighted), Field(mi
 class Preference(ReferenceBlock):
     loss: Mixture | None = doc(
         "The loss, or a mixture {sigmoid: 1, nll: 0.2}. dpo: sigmoid (usual), hinge, ipo, robust, ...; sft and nll add "
-        "the chosen answers' own loss (docs/how-to/preferences.md)",
+        "the chosen answers' own loss. reward: bradley_terry (usual), or steps for answers marked step by step "
+        "(docs/how-to/preferences.md)",
         None,
     )
     beta: float | None = doc(
@@ -127,6 +129,7 @@ class Preference(ReferenceBlock):
     discopop_tau: float = doc("discopop: temperature of its blending", 0.05, gt=0)
     gamma: float = doc("simpo: margin between the sides' rewards that is aimed at", 0.5, ge=0)
     centring: float = doc("reward: weight of a term that keeps the sum of both scores near 0", 0.0, ge=0)
+    step_separator: MaybeEmpty = doc("loss steps: the text behind each step, whose last token is judged", "\n")
     desirable_weight: float = doc("kto: weight of desirable answers", 1.0, gt=0)
     undesirable_weight: float = doc("kto: weight of undesirable answers", 1.0, gt=0)
     ld_alpha: float | None = doc(
@@ -140,6 +143,11 @@ class Preference(ReferenceBlock):
     def losses(self, stage: str) -> Mapping[str, float]:
         """Returns name → weight."""
         return USUAL[stage] if self.loss is None else {str(name): weight for name, weight in self.loss.items()}
+
+    @property
+    def reads_steps(self) -> bool:
+        """Whether answers are learned from that are marked step by step."""
+        return self.loss is not None and STEPS in self.loss
 
     def beta_of(self, stage: str) -> float:
         return self.beta if self.beta is not None else USUAL_BETA.get(stage, 0.1)
@@ -166,6 +174,9 @@ def preference_problems(block: Preference, stage: str, adapters: Sequence[Adapte
     if not main:
         fix = "add one that compares the answers, or give workload.stage: sft"
         yield Problem(f"{FIELD}.loss", f"{' and '.join(losses)} learns from the chosen answers alone", fix)
+    if block.reads_steps and len(losses) > 1:
+        why = f"{STEPS} reads answers that are marked step by step, and {' and '.join({*losses} - {STEPS})} does not"
+        yield Problem(f"{FIELD}.loss", why, "give one of them alone")
     yield from _settings(block, stage, main)
     yield from _reference(block, main, adapters)
 

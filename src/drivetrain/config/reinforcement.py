@@ -133,6 +133,12 @@ class Reinforcement(ReferenceBlock):
         "dr_grpo, rloo: none",
         None,
     )
+    importance_cap: float | None = doc(
+        "Weigh each token by the trainer's probability of it over the generator's, at most so much (truncated "
+        "importance sampling); left out, tokens are not weighed",
+        None,
+        gt=0,
+    )
     temperatures: tuple[float, float] = doc(
         "sapo: temperatures of its gate, where advantages are positive, and elsewhere", (1.0, 1.05)
     )
@@ -208,6 +214,9 @@ def _settings(block: Reinforcement, stage: str) -> Iterator[Problem]:
     if block.importance is not None and block.importance not in row.importance:
         why = f"the ratio of {loss} is of each {row.importance[0]}"
         yield Problem(f"{FIELD}.importance", why, "leave it out")
+    if block.importance_cap is not None and loss == "vespo":
+        why = "vespo bounds the weight of a whole answer by a function of its own"
+        yield Problem(f"{FIELD}.importance_cap", why, "leave it out, or give another loss")
     if block.kl_ratio and (not block.beta or stage != GRPO):
         yield Problem(f"{FIELD}.kl_ratio", "no divergence is a term of the loss", "give stage: grpo and beta")
     if min(block.temperatures) <= 0:

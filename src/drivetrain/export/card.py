@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from drivetrain.export.formats import IMAGES, LANGUAGE, TEXTS
+from drivetrain.export.formats import IMAGES, LANGUAGE, STEPS, TEXTS
 from drivetrain.export.source import Source
 from drivetrain.export.verification import Verdict
 from drivetrain.export.verification_rows import rows
@@ -16,7 +16,12 @@ from drivetrain.export.written import Written
 from drivetrain.models.preprocessing import FILE as PREPROCESSING
 
 CARD, SCRIPT = "README.md", "use.py"
-TASKS = {LANGUAGE: "text-generation", TEXTS: "text-classification", IMAGES: "image-classification"}
+TASKS = {
+    LANGUAGE: "text-generation",
+    TEXTS: "text-classification",
+    STEPS: "token-classification",
+    IMAGES: "image-classification",
+}
 UNKNOWN = "unknown"  # the hub's value where no licence is stated
 
 

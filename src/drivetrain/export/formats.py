@@ -11,10 +11,11 @@ from drivetrain.config.workload_block import WorkloadBlock
 KINDS = {
     "AutoModelForCausalLM": "language model",
     "AutoModelForSequenceClassification": "text classifier",
+    "AutoModelForTokenClassification": "scorer of steps",
     "AutoModelForImageClassification": "image classifier",
     "": "own model",
 }
-LANGUAGE, TEXTS, IMAGES, OWN = KINDS.values()
+LANGUAGE, TEXTS, STEPS, IMAGES, OWN = KINDS.values()
 DTYPES = ("fp32", "bf16", "fp16")
 # the weights of linear layers in few bits → the package that reads them
 ROUNDED = {"int8": "torchao", "fp8": "torchao", "int4": "compressed_tensors", "nf4": "bitsandbytes"}
@@ -94,7 +95,7 @@ FORMATS = {
             "llama_cpp",
             "drivetrain.export.gguf_format:write",
             packages=("gguf", "xllamacpp"),
-            refuses=dict.fromkeys((TEXTS, IMAGES, OWN), "llama.cpp continues texts"),
+            refuses=dict.fromkeys((TEXTS, STEPS, IMAGES, OWN), "llama.cpp continues texts"),
             dtypes=DTYPES,
             quantised=GGML,
             library="gguf",

@@ -29,16 +29,30 @@ from drivetrain.generation.sampling import Choice
 from drivetrain.generation.sequence import Running
 from drivetrain.models.language_options import language_part
 from drivetrain.workloads.base import Workload
-from drivetrain.workloads.generating import Generates, Prompt
+from drivetrain.workloads.generating import AnswersBeside, Generates, Prompt
+from drivetrain.workloads.loss_contract import LossContext
 
 MakeStore = Callable[[Forward], RowStore]
 
 
 class Answering:
-    """Answers prompts by one engine and workload. All ranks call its methods together. rows: answers at once."""
+    """Answers prompts by one engine and workload. All ranks call its methods together. rows: answers at once.
 
-    def __init__(self, engine: Engine, workload: Generates, ranks: Communicator, rows: int) -> None:
+    reference: lets the reference answer that the model is held to, in the model's place; on engines whose ranks run
+    batches of their own.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        workload: Generates,
+        ranks: Communicator,
+        rows: int,
+        reference: AnswersBeside | None = None,
+    ) -> None:
+        assert reference is None or engine.runs_own_batches
         self._engine, self._workload, self._ranks, self._rows = engine, workload, ranks, rows
+        self._reference = reference
         self._stores: MakeStore | None = None  # once the model's cache was tried
 
     def own(
@@ -47,14 +61,17 @@ class Answering:
         draws: Sequence[int],
         top_logprobs: int | None = None,
         settings: Generation | None = None,
+        as_drawn: bool = False,
     ) -> list[Answer]:
         """Returns the answers to this rank's prompts, in their order.
 
         draws: a number for each prompt, which with the run's seed decides what is drawn for it, independently of other
-        prompts. settings: how answers are chosen; None: by the workload's own.
+        prompts. settings: how answers are chosen; None: by the workload's own. as_drawn: whether log-probabilities are
+        those at the temperature at which tokens are drawn.
         """
         chosen = settings or self._workload.settings
-        requests = [self._request(*each, top_logprobs, chosen) for each in zip(prompts, draws, strict=True)]
+        each = zip(prompts, draws, strict=True)
+        requests = [self._request(prompt, draw, top_logprobs, chosen, as_drawn) for prompt, draw in each]
         with _uncompiled():
             if self._engine.runs_own_batches:
                 return self._with_own_model(requests)
@@ -73,24 +90,35 @@ class Answering:
         everyone = {number: answer for part in self._ranks.all_gather(own) for number, answer in part.items()}
         return {number: everyone[number] for number in numbers}
 
-    def _request(self, prompt: Prompt, draw: int, top_logprobs: int | None, settings: Generation) -> Request:
+    def _request(
+        self, prompt: Prompt, draw: int, top_logprobs: int | None, settings: Generation, as_drawn: bool
+    ) -> Request:
         sampling = Sampling(temperature=settings.temperature, seed=self._workload.seed, draw=draw)
-        return Request(prompt.ids, settings.max_new_tokens, sampling, top_logprobs=top_logprobs)
+        as_drawn = as_drawn and settings.temperature > 0
+        return Request(
+            prompt.ids, settings.max_new_tokens, sampling, top_logprobs=top_logprobs, logprobs_as_drawn=as_drawn
+        )
 
     def _with_own_model(self, requests: Sequence[Request]) -> list[Answer]:
         found: list[Answer] = []
 
-        def work(model: nn.Module, _: Batch) -> None:
-            forward = LocalForward(model)
-            own = language_part(model)
-            if self._stores is None:
-                self._stores = WholeRows if own is None else stores_of(forward, own)
-            in_step: Forward = forward if self._engine.is_alone else _InStep(forward, self._engine, self._ranks)
-            cells = 2**62 if own is None else cells_of(own)
-            found.extend(self._run(requests, self._stores(in_step), in_step, cells))
+        def work(trained: nn.Module, _: Batch) -> None:
+            with self._answering(trained) as model:
+                forward = LocalForward(model)
+                own = language_part(model)
+                if self._stores is None:
+                    self._stores = WholeRows if own is None else stores_of(forward, own)
+                in_step: Forward = forward if self._engine.is_alone else _InStep(forward, self._engine, self._ranks)
+                cells = 2**62 if own is None else cells_of(own)
+                found.extend(self._run(requests, self._stores(in_step), in_step, cells))
 
         self._engine.without_gradient([MicroBatch({"ids": torch.zeros(1, 1, dtype=torch.int64)})], work)
         return found
+
+    def _answering(self, trained: nn.Module) -> AbstractContextManager[nn.Module]:
+        if self._reference is None:
+            return nullcontext(trained)
+        return self._reference.answering_reference(trained, LossContext(self._engine.auxiliary))
 
     def _run(self, requests: Sequence[Request], store: RowStore, forward: Forward, cells: int) -> list[Answer]:
         """Prompts of like length begin together; the answers are in the order of the requests."""
@@ -129,6 +157,29 @@ def sampler(
             {"prompt": prompt.text, "answer": found[number].text, "reference": prompt.reference}
             for number, prompt in enumerate(prompts)
         ]
+
+    return samples
+
+
+def sampler_beside(
+    engine: Engine, workload: Workload, ranks: Communicator, rows: int
+) -> Callable[[], list[dict[str, Any]]] | None:
+    """Returns `sampler`'s, with the answer of the reference that the model is held to as "reference_model", where there
+    is one that can answer. It answers once for all evaluations if it stays as it is."""
+    own = sampler(engine, workload, ranks, rows)
+    if own is None or not isinstance(workload, AnswersBeside) or not engine.runs_own_batches:
+        return own
+    how = workload.reference_answers
+    if how == "never":
+        return own
+    assert isinstance(workload, Generates)
+    prompts, answering = workload.prompts, Answering(engine, workload, ranks, rows, reference=workload)
+    known: dict[int, Answer] = {}
+
+    def samples() -> list[dict[str, Any]]:
+        if how == "anew" or not known:
+            known.update(answering.dealt(dict(enumerate(prompts))))
+        return [{**row, "reference_model": known[number].text} for number, row in enumerate(own())]
 
     return samples
 

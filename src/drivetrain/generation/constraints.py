@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,6 +21,10 @@ WHITESPACE = {
 
 MOST_PROPERTIES = 500  # of one object: the time to compile grows with their square, and 8,000 take minutes
 MOST_MEMBERS = 5_000  # keys of objects and members of lists, of the whole schema
+RENEWED = (
+    4096  # forms after which the library's view of the vocabulary is made anew: each new form leaves 700 bytes there
+)
+MOST_CHARACTERS = 200_000  # of all texts in it: a pattern of two million takes a second and 200 MB
 
 
 class Constraints:
@@ -33,6 +36,8 @@ class Constraints:
     def __init__(self, tokenizer: Any, ends: frozenset[int], size: int) -> None:
         self._tokenizer, self._ends, self._size = tokenizer, ends, size
         self._lock = threading.Lock()
+        self._made = 0
+        self._vocabulary: Any = None
 
     def started(self, form: Form) -> TokenConstraint:
         """Returns a constraint for one answer. form: a JSON schema, or a regular expression as a text.
@@ -50,7 +55,7 @@ class Constraints:
         try:
             grammar = LLMatcher.grammar_from_regex(form) if isinstance(form, str) else _of_schema(form)
             with self._lock:
-                matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
+                matcher = LLMatcher(self._known_vocabulary(), grammar, log_level=0)
             started = TokenConstraint(matcher, self._size)
             refused = started.error or started.no_beginning()
         except (ValueError, TypeError, RecursionError) as error:
@@ -61,29 +66,35 @@ class Constraints:
             raise problem("constraint", why, "correct or simplify it")
         return started
 
-    @cached_property
-    def _vocabulary(self) -> Any:
+    def _known_vocabulary(self) -> Any:
         from llguidance.hf import from_tokenizer
 
+        self._made += 1
+        if self._vocabulary is not None and self._made % RENEWED:
+            return self._vocabulary
         if not getattr(self._tokenizer, "is_fast", False):
             why = f"{type(self._tokenizer).__name__} is no fast tokenizer"
             raise problem("constraint", why, "give a model whose tokenizer has a tokenizer.json")
         ends = sorted(self._ends) or None
-        return from_tokenizer(self._tokenizer, n_vocab=self._size, eos_token=ends)
+        self._vocabulary = from_tokenizer(self._tokenizer, n_vocab=self._size, eos_token=ends)
+        return self._vocabulary
 
 
 def _too_large(form: Form) -> str | None:
-    """Returns why a schema would take too long to compile, if it would."""
-    count, left = 0, [form]
+    """Returns why a form would take too long to compile, if it would."""
+    count, characters, left = 0, 0, [form]
     while left:
         each: Any = left.pop()
         members = list(each.values()) if isinstance(each, dict) else each if isinstance(each, list) else []
         count += len(members)
+        characters += len(each) if isinstance(each, str) else sum(map(len, each)) if isinstance(each, dict) else 0
         left += members
         if isinstance(each, dict) and len(each) > MOST_PROPERTIES:
             return f"an object of the JSON schema has {len(each):,} keys, more than {MOST_PROPERTIES}"
         if count > MOST_MEMBERS:
             return f"the JSON schema has more than {MOST_MEMBERS:,} members"
+        if characters > MOST_CHARACTERS:
+            return f"its texts have more than {MOST_CHARACTERS:,} characters"
     return None
 
 

@@ -18,7 +18,7 @@ from drivetrain.engines.base import Engine
 from drivetrain.generation.answering import Answering
 from drivetrain.runtime.journal import Journal
 from drivetrain.workloads.base import Batch, Workload
-from drivetrain.workloads.generating import Generates, Prompt
+from drivetrain.workloads.generating import Drawn, Generates, Prompt
 from drivetrain.workloads.loss_contract import LossContext
 
 T = TypeVar("T")
@@ -68,8 +68,8 @@ class Passes:
 
     def answers(
         self, prompts: Sequence[Prompt], draws: Sequence[int], settings: Generation | None = None
-    ) -> list[list[int]]:
-        """Returns the new tokens of an answer to each of this rank's prompts. settings: how they are chosen, where it
+    ) -> list[Drawn]:
+        """Returns an answer to each of this rank's prompts. settings: how they are chosen, where it
         is not by the workload's own.
 
         draws: a number for each, which with the run's seed decides what is drawn for it, independently of other
@@ -79,4 +79,5 @@ class Passes:
         if len(set(draws)) < len(prompts):  # prompts of one number would get one answer
             raise ValueError(f"{len(prompts)} prompts have {len(set(draws))} different draws: give each its own")
         answering = Answering(self._engine, self._workload, self._ranks, self._batch_size)
-        return [list(answer.tokens) for answer in answering.own(prompts, draws, settings=settings)]
+        found = answering.own(prompts, draws, 0, settings, as_drawn=True)
+        return [Drawn(list(each.tokens), [token.logprob for token in each.logprobs]) for each in found]

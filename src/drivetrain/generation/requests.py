@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from drivetrain.errors import RunError
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class FormError(RunError):
+    """The form of an answer, which its request asked for, is too complex to be followed to the end."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Request:
     stop_strings: tuple[str, ...] = ()  # the answer's text ends before the first of them
     skip_special_tokens: bool = True  # in the text
     top_logprobs: int | None = None  # None: none are returned; 0: those of the chosen tokens; n: n alternatives too
+    logprobs_as_drawn: bool = False  # those of the answer's tokens at the temperature, not at 1
     prompt_logprobs: bool = False
     constraint: dict[str, Any] | str | None = None  # a JSON schema, or a regular expression, that the answer obeys
     adapter: str | None = None  # the name of a loaded adapter; None: the model as it was loaded

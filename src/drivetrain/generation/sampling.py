@@ -17,6 +17,7 @@ from torch import Tensor
 from drivetrain.generation.requests import Logprob, Request, Sampling
 
 ALL_TOKENS = 2**31 - 1
+COLDEST = 1e-6  # a temperature below which the likeliest token is drawn with certainty; logits over less overflow
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def choose(logits: Tensor, rows: Sequence[Chooser]) -> list[Choice]:
     logits = logits.float()
     scores = _penalised(logits, rows)
     tokens = scores.argmax(-1)
-    drawn = [place for place, row in enumerate(rows) if row.request.sampling.temperature > 0]
+    drawn = [place for place, row in enumerate(rows) if row.request.sampling.temperature >= COLDEST]
     if drawn:
         chances = probabilities(scores[drawn], [rows[place].request.sampling for place in drawn])
         tokens[drawn] = _drawn(chances, [_uniform(rows[place]) for place in drawn])
@@ -54,7 +55,7 @@ def choose(logits: Tensor, rows: Sequence[Chooser]) -> list[Choice]:
 def probabilities(scores: Tensor, by: Sequence[Sampling]) -> Tensor:
     """Returns the probability with which each token is drawn, (rows, vocabulary).
 
-    scores: logits after the penalty. by: each row's request; temperatures are above 0.
+    scores: logits after the penalty. by: each row's request; temperatures are COLDEST at least.
     """
     scores = scores / _column(scores, [each.temperature for each in by])
     known = scores.shape[1]
@@ -125,11 +126,22 @@ def _logprobs(logits: Tensor, tokens: Sequence[int], rows: Sequence[Chooser]) ->
     if not wanted:
         return {}
     given = [rows[place].request.top_logprobs or 0 for place in wanted]
-    found = logprobs_of(logits[wanted], [tokens[place] for place in wanted], max(given))
+    found = logprobs_of(
+        _as_wanted(logits[wanted], [rows[place].request for place in wanted]),
+        [tokens[place] for place in wanted],
+        max(given),
+    )
     return {
         place: Logprob(each.token, each.logprob, each.top[:count])
         for place, each, count in zip(wanted, found, given, strict=True)
     }
+
+
+def _as_wanted(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Returns the logits of which requests want log-probabilities: at their temperature where those of the draws are
+    wanted."""
+    heat = [each.sampling.temperature if each.logprobs_as_drawn else 1.0 for each in requests]
+    return logits if set(heat) == {1.0} else logits / _column(logits, heat)
 
 
 def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:

@@ -7,8 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from drivetrain.errors import RunError
-from drivetrain.generation.requests import FinishReason, Logprob, Piece, Receiver, Request
+from drivetrain.generation.requests import FinishReason, FormError, Logprob, Piece, Receiver, Request
 from drivetrain.generation.sampling import Choice
 from drivetrain.generation.text_stream import TextStream
 
@@ -99,7 +98,7 @@ class Running:
         """Returns whether the form is complete with this token. Fails the request where it cannot be followed."""
         constraint.accept(token)
         if constraint.error is not None:
-            self.fail(RunError(f"the answer's form cannot be followed any further: {constraint.error}"))
+            self.fail(FormError(f"the answer's form cannot be followed any further: {constraint.error}"))
         return constraint.is_complete
 
     def cancel(self) -> None:

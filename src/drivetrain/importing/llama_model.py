@@ -37,7 +37,7 @@ def _all(names: str, handler: Handler) -> dict[str, Handler]:
     return dict.fromkeys(names.split(), handler)
 
 
-def _only(value: Any, why: str, otherwise: str, fate: Fate = "refused", alters: bool = False) -> Handler:
+def only(value: Any, why: str, otherwise: str, fate: Fate = "refused", alters: bool = False) -> Handler:
     """Returns a handler of a key that needs no counterpart if it has this value."""
 
     def handle(key: str, given: Any, into: Translation) -> None:
@@ -59,14 +59,14 @@ TOKENS = if_on(lost("add them to the tokenizer, save it, and name its folder in 
 
 KEYS: dict[str, Handler] = {
     # model
-    "model_revision": _only("main", "it is the newest", NEWEST, alters=True),
+    "model_revision": only("main", "it is the newest", NEWEST, alters=True),
     "trust_remote_code": if_on(fated("changed", OWN_CLASSES)),
     "cache_dir": fated("changed", "HF_HOME sets where the hub's files are kept"),
-    "use_fast_tokenizer": _only(True, TOKENIZERS, TOKENIZERS, "changed"),
+    "use_fast_tokenizer": only(True, TOKENIZERS, TOKENIZERS, "changed"),
     "low_cpu_mem_usage": fated("unneeded", "engine.meta spares the memory of ranks"),
     "split_special_tokens": if_on(lost("special tokens are never taken apart")),
     **_all("add_tokens add_special_tokens new_special_tokens_config", TOKENS),
-    "init_special_tokens": _only(
+    "init_special_tokens": only(
         "noise_init", "new rows are random around the others' mean", "new rows are random around the others' mean"
     ),
     "moe_aux_loss_coef": if_on(lost("the loss is that of the tokens")),
@@ -83,10 +83,10 @@ KEYS: dict[str, Handler] = {
         "preprocessing_num_workers preprocessing_batch_size",
         fated("unneeded", "the tokenizer takes the cores there are"),
     ),
-    "ignore_pad_token_for_loss": _only(True, "padding is no target", "padding is no target", alters=True),
+    "ignore_pad_token_for_loss": only(True, "padding is no target", "padding is no target", alters=True),
     "eval_on_each_dataset": if_on(fated("refused", "metrics are of all evaluation data together")),
     "tool_format": lost(OWN_TEMPLATE),
-    "enable_thinking": _only(True, OWN_TEMPLATE, OWN_TEMPLATE, alters=True),
+    "enable_thinking": only(True, OWN_TEMPLATE, OWN_TEMPLATE, alters=True),
     "preserve_thinking": if_on(lost(OWN_TEMPLATE)),
     **_all("reasoning_effort efficient_eos", fated("unneeded", OWN_TEMPLATE)),
 }

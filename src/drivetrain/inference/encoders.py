@@ -19,7 +19,7 @@ from torch import Tensor
 
 from drivetrain.config.run import RunConfig
 from drivetrain.data.images import EncodedPictures, with_channels
-from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise_block
+from drivetrain.data.tokenised import Tokens, keep_no_texts, load_tokenizer, tokenise_block
 from drivetrain.errors import RunError, problem
 from drivetrain.inference.run_sources import run_at
 from drivetrain.inference.whole_model import loaded_model
@@ -164,6 +164,7 @@ def load_reader(source: Path, kind: str, *, checkpoint: str = "best", trust: boo
     if run is not None and not run.workload.has_classes:
         raise problem("model", f"the run in {run.folder} trains no classes", "give a classifier, or a language model")
     tokenizer = load_tokenizer(path, f"{FIELD}.path", trust) if run is None else model.tokenizer
+    keep_no_texts(tokenizer)
     pooling = _pooling_of(Path(path)) if run is None else "mean"
     return TextEncoder(name, model, tokenizer, classes, _length(model, tokenizer, run), pooling)
 

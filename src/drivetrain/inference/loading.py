@@ -15,6 +15,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.quantised import QuantisedBase
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversations import Message
+from drivetrain.data.tokenised import keep_no_texts
 from drivetrain.errors import problem
 from drivetrain.generation.constraints import Constraints
 from drivetrain.generation.local import LocalGenerator, MakeBatch
@@ -110,6 +111,7 @@ def load_model(
     """
     found = opened(here(source, [checkpoint], "model"), checkpoint, trust, with_base)
     model, names = found.model, tuple(adapters or ())
+    keep_no_texts(found.tokenizer)
     if with_base:
         refuse_without_base(found)
         names = (BASE,)

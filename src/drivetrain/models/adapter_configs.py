@@ -57,6 +57,7 @@ def configured(block: Adapter, model: Any, whole: Sequence[str], base: str | Non
 
 def _task(model: Any) -> str | None:
     kinds = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForSequenceClassification": "SEQ_CLS"}
+    kinds |= {"ForTokenClassification": "TOKEN_CLS"}
     name = type(model).__name__
     return next((task for ending, task in kinds.items() if name.endswith(ending)), None)
 

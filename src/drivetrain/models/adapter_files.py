@@ -162,7 +162,7 @@ def write(
         tensors = _tuner_tensors(model, config, weights, adapter, starts)
         tensors |= {PREFIX + n: t for n, t in weights.items() if any(n.startswith(f"{module}.") for module in whole)}
         config.modules_to_save = list(whole) or None
-        if config.task_type == "SEQ_CLS" and not {"classifier", "score"} & set(whole):
+        if config.task_type in ("SEQ_CLS", "TOKEN_CLS") and not {"classifier", "score"} & set(whole):
             config.task_type = None  # PEFT would look for a trained head
     into.mkdir(parents=True, exist_ok=True)
     save_file(

@@ -1,4 +1,5 @@
-"""Scores of several sequences that lie end to end in one row, by Transformers' sequence classifiers of decoders."""
+"""Scores of several sequences that lie end to end in one row, or of several places in them, by Transformers' sequence
+and token classifiers of decoders."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ HEAD = "score"
 
 
 def use_packed_scores(model: Any, choice: str, warn: Callable[[str], None]) -> PackedAttention | None:
-    """Lets the classifier take `ends`, (S,) int64, the places of S sequences' last tokens in one row whose position_ids
-    begin again with each: its logits are then those of the sequences, (S, labels). Without `ends` it is as before.
+    """Lets the classifier take `ends`, (S,) int64, places in one row whose position_ids begin again with each sequence,
+    such as those of the sequences' last tokens: its logits are then those of the places, (S, labels). Without `ends` it
+    is as before.
 
     Returns None if the model cannot, and leaves it unchanged; `warn` gets the reason. model: before any wrapping.
     """
@@ -38,6 +40,8 @@ def _scoring(usual: Callable[..., Any]) -> Callable[..., Any]:
         if ends is None:
             return usual(model, *args, **inputs)
         hidden = getattr(model, model.base_model_prefix)(*args, **inputs).last_hidden_state
-        return SequenceClassifierOutputWithPast(logits=getattr(model, HEAD)(hidden[0].index_select(0, ends)))
+        read = hidden[0].index_select(0, ends)
+        read = model.dropout(read) if hasattr(model, "dropout") else read  # of a token classifier
+        return SequenceClassifierOutputWithPast(logits=getattr(model, HEAD)(read))
 
     return forward

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drivetrain.models.classifier_config import quiet
 from drivetrain.runtime.library_messages import hush
 
 BLOCK = 64  # weights with one scale in NF4
@@ -25,8 +26,9 @@ def save_rounded(
 
     auto = getattr(transformers, auto_class)
     config = _config(numbers, whole)
-    model = auto.from_pretrained(source, quantization_config=config, dtype="auto", trust_remote_code=trusted)
-    model.save_pretrained(into, max_shard_size=largest_shard)
+    with quiet():
+        model = auto.from_pretrained(source, quantization_config=config, dtype="auto", trust_remote_code=trusted)
+        model.save_pretrained(into, max_shard_size=largest_shard)
 
 
 def _config(numbers: str, whole: Sequence[str]) -> Any:

@@ -43,21 +43,22 @@ class Cut:
         return self if self.count <= full else Cut(self.size, full, self.size * full)
 
 
-def cuts_to_trace(samples: int, stages: int) -> list[Cut]:
-    """Returns the cuts whose traces give those of `samples` samples a rank: at most four.
+def cuts_to_trace(samples: int, stages: int, least: int = 1) -> list[Cut]:
+    """Returns the cuts whose traces give those of `samples` samples a rank: at most four. least: samples that the model
+    takes at once.
 
     Two micro-batches show what accumulating adds, and a pipeline is full with as many as it has stages.
     """
     full = max(2, stages)
-    if samples < full:
-        return [Cut(1, samples, samples)]
+    if samples < full * least:
+        return [Cut(1, samples, samples) if least == 1 else Cut(samples, 1, samples)]
     large = samples // full
-    cuts = [Cut(1, full, full), Cut(large, full, large * full)]
-    cuts.append(Cut(samples, 1, samples) if stages == 1 else Cut(1, full + 1, full + 1))
+    cuts = [Cut(least, full, least * full), Cut(large, full, large * full)]
+    cuts.append(Cut(samples, 1, samples) if stages == 1 else Cut(least, full + 1, least * (full + 1)))
     if stages == 1:
-        cuts.append(Cut(1, 1, 1))
-    elif large == 1:  # the first two are one
-        cuts.append(Cut(2, full, 2 * full))
+        cuts.append(Cut(least, 1, least))
+    elif large == least:  # the first two are one
+        cuts.append(Cut(2 * least, full, 2 * least * full))
     return list(dict.fromkeys(cuts))
 
 

@@ -122,11 +122,19 @@ class Traced:
         except Untraceable as error:
             if not self._can_measure(run):
                 raise NotPlanned(str(error)) from error
-            return measured_costs(run, self.host, self.samples.of(run))
+            return self._measured(run)
         except RunError as error:
             raise NotPlanned(str(error)) from error
         except Exception as error:  # code of models and engines that was never meant to run without numbers
             raise NotPlanned(f"it cannot be traced: {last_line(error)}; measure it with train or compare") from error
+
+    def _measured(self, run: RunConfig) -> StepCosts:
+        try:
+            return measured_costs(run, self.host, self.samples.of(run))
+        except UserError:
+            raise
+        except Exception as error:  # code of models
+            raise NotPlanned(f"a step of it fails: {last_line(error)}") from error
 
     def _can_measure(self, run: RunConfig) -> bool:
         return self.cluster.is_here and self.host.device == "cpu" and run.world_size == 1

@@ -15,11 +15,11 @@ from dataclasses import replace
 
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError, counted
-from drivetrain.plan.derive import Cut, Derivation, cuts_to_trace
+from drivetrain.plan.derive import Cut, Derivation
 from drivetrain.plan.estimator import Estimator, NotPlanned
 from drivetrain.plan.rows import ALIKE, Plan, Row, chosen, gib, in_order, refused, room_for_tensors, row
-from drivetrain.plan.search_alone import Looked, OneProcess
-from drivetrain.plan.search_bounds import best_case, state_bytes
+from drivetrain.plan.search_alone import Looked, OneProcess, least_samples
+from drivetrain.plan.search_bounds import best_case, model_parts, state_bytes
 from drivetrain.plan.search_offers import offers
 from drivetrain.plan.search_space import Family, Space, families
 from drivetrain.plan.step_costs import Messages, StepCosts
@@ -40,7 +40,7 @@ def search(
     found = families(base, space, estimator.host, estimator.nodes, estimator.devices_per_node)
     if not found.possible:
         raise UserError([problem for each in found.refused for problem in each.problems])
-    looking = Search(base, estimator)
+    looking = Search(base, estimator, space.precisions[0])
     looking.look_at(found.possible)
     looking.trace_the_best()
     rows = [*looking.rows(), *(refused(each.run, base, each.reason) for each in found.refused)]
@@ -65,18 +65,21 @@ def search(
 class Search:
     """The state of a search."""
 
-    def __init__(self, base: RunConfig, estimator: Estimator, most_traces: int = MOST_TRACES) -> None:
+    def __init__(self, base: RunConfig, estimator: Estimator, precision: str, most_traces: int = MOST_TRACES) -> None:
+        """precision: one of those searched."""
         self._base, self._estimator, self._most = base, estimator, most_traces
-        self._alone = OneProcess(base, estimator, self._trace)
         self._looked: dict[str, Looked] = {}
         self._passed: list[Row] = []  # not looked at, with the reason
         self.traces = 0
         self.notes: list[str] = []
+        self._least = least_samples(base, precision, self.costs_of)
+        self._alone = OneProcess(base, estimator, self._least, self._trace)
 
     # --- the story --------------------------------------------------------------------------------------------------
 
     def look_at(self, ways: list[Family]) -> None:
         """Looks at the families that may be the quickest, in the order of their bounds."""
+        ways = [each for way in ways if (each := self._computable(way)) is not None]
         queue = [(self._bound(each), each.rank, number) for number, each in enumerate(ways)]
         heapq.heapify(queue)
         while queue:
@@ -163,12 +166,16 @@ class Search:
         return self._estimator.time(run, costs).seconds
 
     def _messages_of_axes(self, family: Family, cut: Cut) -> Iterator[Messages]:
-        """Yields what families that were looked at sent along the axes of this one, whatever their degrees."""
+        """Yields what families that were looked at sent along the axes of this one, whatever their degrees; less where
+        this one's ranks have a smaller part of the model."""
         for axis, ranks in family.run.engine.axes.items():
             like = next((each for each in self._looked.values() if self._shows(each, family, axis)), None)
-            for each in () if like is None else like.derivation.at(cut).messages:
+            if like is None:
+                continue
+            share = min(1.0, model_parts(like.family.run, axis) / model_parts(family.run, axis))
+            for each in like.derivation.at(cut).messages:
                 if each.axis == axis:
-                    yield replace(each, ranks=ranks)
+                    yield replace(each, ranks=ranks, calls=max(1, int(each.calls * share)), bytes=each.bytes * share)
 
     def _shows(self, looked: Looked, family: Family, axis: str) -> bool:
         same = looked.family.run.precision == family.run.precision
@@ -184,7 +191,7 @@ class Search:
     def _look(self, family: Family) -> None:
         """Traces a family at its smallest micro-batch and, if that fits, at others, and derives its rows."""
         looked = Looked(family)
-        smallest, *others = cuts_to_trace(family.samples, family.run.engine.stages)
+        smallest, *others = family.cuts
         if not self._trace(looked, smallest):
             return
         self._looked[family.key] = looked
@@ -239,9 +246,7 @@ class Search:
         next."""
         likely = [each for each in others if self._open_sizes(each) and self._bound(each) <= self._threshold()]
         ways = [family, *likely][: self._estimator.at_once]
-        self._estimator.expect(
-            (each.traced_as(cuts_to_trace(each.samples, each.run.engine.stages)[0]) for each in ways), True
-        )
+        self._estimator.expect((each.traced_as(each.cuts[0]) for each in ways), True)
 
     def _trace(self, looked: Looked, cut: Cut, quick: bool = True) -> bool:
         """Adds a trace. Returns False where there can be none; the family is passed over with the reason."""
@@ -257,6 +262,13 @@ class Search:
             return True
         self._pass_over(looked.family, reason)
         return False
+
+    def _computable(self, family: Family) -> Family | None:
+        """Returns the family with the micro-batches that the model takes; passes over one that has none."""
+        found = family.from_least(self._least)
+        if found is None:
+            self._pass_over(family, f"the model takes no fewer than {self._least} samples at once")
+        return found
 
     def _too_large(self, family: Family) -> str:
         one = self._alone.at_any_cut(family.run.precision)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from drivetrain.config.engines import SINGLE
 from drivetrain.config.run import RunConfig
+from drivetrain.errors import UserError
 from drivetrain.plan.derive import Cut, Derivation, cuts_to_trace
-from drivetrain.plan.estimator import Estimator
+from drivetrain.plan.estimator import Estimator, NotPlanned
 from drivetrain.plan.rows import Row
 from drivetrain.plan.search_bounds import NOTHING, Extra
 from drivetrain.plan.search_space import Family, with_global_batch
@@ -34,11 +35,11 @@ class Looked:
 class OneProcess:
     """Knows what one process does in each precision, and with recompute or offload; traced when it is first asked for.
 
-    trace: adds the trace of a cut. Returns False where there can be none.
+    least: samples that the model takes at once. trace: adds the trace of a cut. Returns False where there can be none.
     """
 
-    def __init__(self, base: RunConfig, estimator: Estimator, trace: Callable[[Looked, Cut], bool]) -> None:
-        self._base, self._trace = base, trace
+    def __init__(self, base: RunConfig, estimator: Estimator, least: int, trace: Callable[[Looked, Cut], bool]) -> None:
+        self._base, self._least, self._trace = base, least, trace
         self._batch = with_global_batch(base, estimator.nodes * estimator.devices_per_node).global_batch
         self._found: dict[str, Derivation | None] = {}  # by precision
         self._extras: dict[tuple[str, object, bool], Extra] = {}
@@ -52,8 +53,8 @@ class OneProcess:
         """Returns one process's traces in a precision; None where it cannot be traced so."""
         if precision not in self._found:
             samples = min(self._batch, SAMPLES)
-            looked = Looked(Family(self._run(precision), samples, (1,)))
-            done = [self._trace(looked, cut) for cut in cuts_to_trace(samples, 1)]
+            looked = Looked(Family(self._run(precision), samples, (self._least,), least=self._least))
+            done = [self._trace(looked, cut) for cut in looked.family.cuts]
             self._found[precision] = looked.derivation if all(done) else None
         return self._found[precision]
 
@@ -68,15 +69,30 @@ class OneProcess:
     def _measured_extra(self, run: RunConfig) -> Extra:
         one = self.at_any_cut(run.precision)
         options = {"recompute": run.recompute, "offload_activations": run.offload_activations}
-        cut = cuts_to_trace(min(self._batch, SAMPLES), 1)[0]
-        looked = Looked(Family(self._run(run.precision).model_copy(update=options), cut.samples, (1,)))
+        cut = cuts_to_trace(min(self._batch, SAMPLES), 1, self._least)[0]
+        looked = Looked(Family(self._run(run.precision).model_copy(update=options), cut.samples, (cut.size,)))
         if one is None or not self._trace(looked, cut):
             return NOTHING
         return Extra.of(one.at(cut), looked.traced[cut])
 
     def _run(self, precision: str) -> RunConfig:
-        update = {"engine": SINGLE, "processes": None, "nodes": 1, "precision": precision, "micro_batch_size": None}
-        plain = {"recompute": False, "offload_activations": False}
-        return self._base.model_copy(
-            update={**update, **plain, "batch_size": self._batch, "batch_size_per_device": None}
-        )
+        return alone(self._base, precision, self._batch)
+
+
+def alone(base: RunConfig, precision: str, batch: int) -> RunConfig:
+    """Returns the run of one process with a batch, without recompute and offload."""
+    update = {"engine": SINGLE, "processes": None, "nodes": 1, "precision": precision, "micro_batch_size": None}
+    plain = {"recompute": False, "offload_activations": False, "batch_size_per_device": None}
+    return base.model_copy(update={**update, **plain, "batch_size": batch})
+
+
+def least_samples(base: RunConfig, precision: str, costs_of: Callable[[RunConfig], StepCosts]) -> int:
+    """Returns how many samples the model takes at once at least: 2 of one that fails with one and not with two, as
+    BatchNorm does where a channel has one value. A model that fails with both has another reason: 1."""
+    for samples in (1, 2):
+        try:
+            costs_of(alone(base, precision, samples))
+        except (UserError, NotPlanned):
+            continue
+        return samples
+    return 1

@@ -64,6 +64,12 @@ def state_bytes(run: RunConfig, whole: StepMemory) -> dict[str, int]:
     }
 
 
+def model_parts(run: RunConfig, axis: str) -> int:
+    """Returns into how many parts the model is cut for a message along an axis: by stages for one between the devices
+    of a stage, by all that share a sample for one about parameters."""
+    return run.engine.stages if axis in ("tp", "cp") else run.devices // run.data_parallel_size
+
+
 def best_case(run: RunConfig, cut: Cut, one: Derivation, extra: Extra = NOTHING) -> StepCosts:
     """Returns costs that a step of the run has at the least. one: one process's traces in the same precision."""
     whole = extra.added_to(one.at(cut))

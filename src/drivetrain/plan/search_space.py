@@ -15,7 +15,7 @@ from drivetrain.config.engines import ENGINE, EngineBlock
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
-from drivetrain.plan.derive import Cut
+from drivetrain.plan.derive import Cut, cuts_to_trace
 
 # simplest first: of ways that are equally quick the first one is chosen
 ENGINES: tuple[dict[str, Any], ...] = (
@@ -49,6 +49,18 @@ class Family:
     samples: int  # of a rank, in a step
     sizes: tuple[int, ...]  # micro-batches to choose from
     rank: tuple[int, ...] = ()
+    least: int = 1  # samples that the model takes at once
+
+    @property
+    def cuts(self) -> list[Cut]:
+        """The cuts whose traces give those of every size, the smallest first."""
+        return cuts_to_trace(self.samples, self.run.engine.stages, self.least)
+
+    def from_least(self, least: int) -> Family | None:
+        """Returns the family with micro-batches of at least so many samples, the last of a step included; None where
+        there are none."""
+        kept = tuple(size for size in self.sizes if size >= least and self.samples % size not in range(1, least))
+        return replace(self, sizes=kept, least=least) if kept else None
 
     def at(self, size: int) -> tuple[RunConfig, Cut]:
         """Returns the run with a micro-batch, and how it cuts a rank's samples."""

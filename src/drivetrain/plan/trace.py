@@ -92,7 +92,7 @@ def _traced(
     run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int | None
 ) -> tuple[StepCosts, Levels]:
     on_cpu = replace(machine, device="cpu")  # fake tensors of a device that torch was not built for end the process
-    mode = CachedFakeMode(allow_non_fake_inputs=True)
+    mode = CachedFakeMode(like_cpu=machine.device == "cpu", allow_non_fake_inputs=True)
     record = Record(machine, _axis_of_all(run))
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
@@ -154,13 +154,14 @@ class Record:
         """Takes two steps, and returns the costs of the second one.
 
         in_flight: whether several micro-batches are under way at once. Where they are not, and there are many, three
-        of the largest stand for all: from the second on each holds the same, and what one more costs shows beside two.
+        of the largest stand for all: from the second on each holds the same, and what one more costs shows beside two;
+        and the first step, which makes the optimizer's state, has one.
         """
         stand_ins = [max(batches, key=_size)] * STAND_INS if len(batches) > FEW and not in_flight else batches
         share = 1.0
         with self.memory:
             _note_held(self.memory, engine, batches)
-            _step(engine, stand_ins, self.memory)
+            _step(engine, stand_ins if in_flight else stand_ins[:1], self.memory)
             if stand_ins is not batches:
                 share = sum(map(_size, batches)) / _size(stand_ins[0]) - (STAND_INS - 1)
                 with self._fewer:

@@ -89,7 +89,8 @@ class MixtureEvaluated(Event):
 
 @dataclass(frozen=True)
 class Generated(Event):
-    """Prompts answered at an evaluation: {"prompt", "answer", "reference"} each, the last perhaps None."""
+    """Prompts answered at an evaluation: {"prompt", "answer", "reference"} each, the last perhaps None; where the model
+    is held to a reference that can answer, "reference_model": its answer."""
 
     kind: ClassVar[str] = "samples"
     step: int

@@ -155,6 +155,8 @@ class ProgressTracker(Tracker):
         prompt, answer = _line(sample["prompt"]), _line(sample["answer"])
         self._print(f"step {step:>6}  prompt     [dim]{escape(_cut(prompt, from_end=True))}[/]")
         self._print(f"{'':>11}  answer     {escape(_cut(answer))}")
+        if "reference_model" in sample:
+            self._print(f"{'':>11}  ref. model {escape(_cut(_line(sample['reference_model'])))}")
         if sample["reference"] is not None:
             self._print(f"{'':>11}  reference  [dim]{escape(_cut(_line(sample['reference'])))}[/]")
 

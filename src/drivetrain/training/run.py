@@ -15,7 +15,7 @@ from drivetrain.config.micro_batch_backoff import again
 from drivetrain.config.run import RunConfig
 from drivetrain.config.texts import texts
 from drivetrain.distributed.communicator import Communicator
-from drivetrain.generation.answering import sampler
+from drivetrain.generation.answering import sampler_beside
 from drivetrain.generation.text_metrics import TextMetrics
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
@@ -162,7 +162,7 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
         stop=lambda: ranks.any_asked(parts.stop.signal_number is not None),
         best_metric=metric,
         meters=parts.meters,
-        generate=sampler(engine, workload, ranks, config.evaluation_batch),
+        generate=sampler_beside(engine, workload, ranks, config.evaluation_batch),
         score=functools.partial(_scored, TextMetrics(config.evaluation.generation), ranks),
         troubled=Anomalies(parts.folder.trouble, config, engine, workload, ranks, order, cutting, events.send),
         cut_smaller=cutting.cut_smaller,

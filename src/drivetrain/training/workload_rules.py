@@ -100,6 +100,7 @@ def _loss(run: RunConfig, workload: Workload) -> Iterator[Problem]:
     """Reports needs of the loss beside one forward pass of the model, where the engine allows no more."""
     axis = run.engine.single_pass_axis
     needs = [f"auxiliary models ({', '.join(workload.auxiliary)})"] if workload.auxiliary else []
+    needs += [workload.second_pass] if workload.second_pass is not None and axis == "pp" else []
     needs += ["statistics of the whole batch"] if workload.has_statistics else []
     needs += ["samples that the model makes"] if isinstance(workload, MakesSamples) else []
     if axis is not None and needs:

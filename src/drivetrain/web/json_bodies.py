@@ -1,11 +1,15 @@
-"""Requests whose JSON names each key of an object once: of two values Python's reader would take the last one without a
-word, and other readers, such as a proxy's that checks requests, the first."""
+"""Requests whose JSON names each key of an object once, and holds no numbers that JSON lacks.
+
+Of two values Python's reader would take the last one without a word, and other readers, such as a proxy's that checks
+requests, the first. It reads NaN and 1e999 too, which no answer in JSON could hold.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NoReturn
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -16,7 +20,7 @@ from drivetrain.web.refusals import Refusal
 
 
 class JsonRoute(APIRoute):
-    """A route that refuses a body with a repeated key; make it an application's `router.route_class`."""
+    """A route that refuses such bodies; make it an application's `router.route_class`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -35,8 +39,19 @@ class JsonRoute(APIRoute):
 class _JsonRequest(Request):
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            self._json = json.loads(await self.body(), object_pairs_hook=_with_keys_once)
+            self._json = json.loads(
+                await self.body(), object_pairs_hook=_with_keys_once, parse_constant=_no_number, parse_float=_finite
+            )
         return self._json
+
+
+def _finite(text: str) -> float:
+    found = float(text)
+    return found if math.isfinite(found) else _no_number(text)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise Refusal(400, f"the body has {clipped(text, 80)} where a finite number belongs", "invalid_request")
 
 
 def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

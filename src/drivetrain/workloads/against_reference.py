@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from drivetrain.models.adapters_off import adapters_off
 from drivetrain.models.digest import digest, digest_of
 from drivetrain.models.language_head import places_of_targets
 from drivetrain.workloads.base import Batch, Workload
+from drivetrain.workloads.generating import AnswersBeside
 from drivetrain.workloads.language_model import LanguageModelWorkload
 from drivetrain.workloads.loss_contract import Auxiliary, LossContext, Precomputed
 from drivetrain.workloads.other_model import OtherModel
@@ -30,7 +31,7 @@ REFERENCE = "reference"
 CARRIED = "reference_logps"  # a batch's tensor of them, (B, 2)
 
 
-class AgainstReference(LanguageModelWorkload):
+class AgainstReference(LanguageModelWorkload, AnswersBeside):
     def __init__(self, config: LanguageModel, seed: int) -> None:
         super().__init__(config, seed)
         self._held_to, given = config.held_to, config.held_to.reference_model
@@ -53,6 +54,10 @@ class AgainstReference(LanguageModelWorkload):
         if every is None:
             return {REFERENCE: Auxiliary("frozen")}
         return {REFERENCE: Auxiliary("moved", every=every, mixing=self._held_to.reference_mixing)}
+
+    @property
+    def second_pass(self) -> str | None:
+        return "a second pass of the model with its adapters off" if self._held_to.reference == "adapters_off" else None
 
     @contextmanager
     def _reference(self, model: Any, context: LossContext) -> Iterator[Callable[..., Any] | None]:
@@ -83,6 +88,19 @@ class AgainstReference(LanguageModelWorkload):
         finally:
             self._head, self._inputs = own
 
+    @property
+    def reference_answers(self) -> Literal["never", "once", "anew"]:
+        """Returns "never" for a uniform reference, and for one of which only log-probabilities are left."""
+        if self._held_to.reference not in ("copy", "adapters_off"):
+            return "never"
+        return "once" if self._held_to.reference_every is None else "anew"
+
+    @contextmanager
+    def answering_reference(self, model: nn.Module, context: LossContext) -> Iterator[nn.Module]:
+        with self._reference(model, context) as reference:
+            assert reference is not None, "no reference answers"
+            yield reference if isinstance(reference, nn.Module) else _Called(reference)
+
     def _answers(self, model: Callable[..., Any], batch: Batch, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the log-probability of each target, (N,); the answer that it belongs to, (N,); and how many targets
         each of the `count` answers has."""
@@ -90,6 +108,17 @@ class AgainstReference(LanguageModelWorkload):
         losses = self._head.losses(model, self._given(batch), targets)  # type: ignore[arg-type]
         owner = self._sample_of(batch).flatten()[places_of_targets(targets)]
         return -losses, owner, numbers_of(owner, count)
+
+
+class _Called(nn.Module):
+    """A model beside the trained one as a module, whose call is the engine's way to run it."""
+
+    def __init__(self, companion: Any) -> None:
+        super().__init__()
+        self.model, self._call = companion.model, companion
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return self._call(*given, **named)
 
 
 class FromPreferences(AgainstReference):

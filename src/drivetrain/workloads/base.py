@@ -139,6 +139,11 @@ class Workload(ABC):
         return {LOSS: self.loss_sum(model, batch)}
 
     @property
+    def second_pass(self) -> str | None:
+        """Returns what runs the model itself a second time over each batch, in words; None: one pass is all."""
+        return None
+
+    @property
     def has_statistics(self) -> bool:
         """Whether a window begins with a pass that calls `statistics` for each of its micro-batches."""
         return False

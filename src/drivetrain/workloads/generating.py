@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import nn
 
@@ -27,6 +28,15 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """An answer that was made to learn from. tokens: the new ones; logprobs: the log-probability with which the
+    generator drew each."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True)
 class Rollout:
     """The report on samples that a model made. metrics: means over all of them. samples: each in words, JSON-able.
     warnings: what the user should look at."""
@@ -44,8 +54,8 @@ class Making(Protocol):
 
     def answers(
         self, prompts: Sequence[Prompt], draws: Sequence[int], settings: Generation | None = None
-    ) -> list[list[int]]:
-        """Returns the new tokens that follow each prompt, for a workload that `Generates`. settings: how they are
+    ) -> list[Drawn]:
+        """Returns the answer that follows each prompt, for a workload that `Generates`. settings: how they are
         chosen, where it is not by the workload's own."""
 
     def once(self, work: Callable[[], T]) -> T:
@@ -114,6 +124,19 @@ class JudgesAnswers(Workload):
     def judged(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> list[dict[str, float]]:
         """Returns the metrics of each of this rank's prompts, the same names for all; NaN is left out of a mean. Called
         by all ranks together."""
+
+
+class AnswersBeside(ABC):
+    """A workload whose model is held to a reference, which answers the same prompts at evaluations."""
+
+    @property
+    @abstractmethod
+    def reference_answers(self) -> Literal["never", "once", "anew"]:
+        """Returns whether there is a reference that can answer, and whether its answers change during a training."""
+
+    @abstractmethod
+    def answering_reference(self, model: nn.Module, context: LossContext) -> AbstractContextManager[nn.Module]:
+        """Gives the reference within a block, wrapped by the engine as the model is."""
 
 
 class Generates(ABC):

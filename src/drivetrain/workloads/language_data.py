@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.language_data import LanguageData
-from drivetrain.data.bad_rows import BadRow, by_reason
+from drivetrain.data.bad_rows import by_reason
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.contents import Contents
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
@@ -23,11 +23,12 @@ from drivetrain.data.language.placeholders import placeholders_note
 from drivetrain.data.language.prompt_samples import prompt_samples
 from drivetrain.data.language.samples import JoinedSamples, TextWindows, Tokenised
 from drivetrain.data.language.sets import DataSet, OpenSet, open_sets, refuse_bad_rows
+from drivetrain.data.language.step_samples import step_samples
 from drivetrain.data.language.stored_conversations import StoredConversations
-from drivetrain.data.language.stored_rows import taken
 from drivetrain.data.streams.mixture import Mix, StreamedMixture
 from drivetrain.data.streams.rows_set import StreamedRows
 from drivetrain.errors import Problem, problem, together
+from drivetrain.workloads.language_account import Account, check_any_left, lost_rows
 from drivetrain.workloads.language_config import context_of_model
 from drivetrain.workloads.language_mix import mix_of
 from drivetrain.workloads.language_refusals import read_sets, refused_behind
@@ -40,25 +41,10 @@ CUTS: dict[str, Callable[..., Cut[Any]]] = {
     "conversations": conversation_samples,
     "pairs": pair_samples,
     "labelled": labelled_samples,
+    "steps": step_samples,
     "prompts": prompt_samples,
 }
 TRAIN, EVALUATION = "workload.data.train", "workload.data.evaluation"
-
-
-@dataclass
-class Account:
-    """The fate of the rows of one data set. for_evaluation: of those meant for it."""
-
-    name: str
-    rows: int | None  # None: of a stream that was not counted
-    bad: list[BadRow] = field(default_factory=list)
-    samples: int = 0
-    held_out: int = 0  # samples for evaluation, taken out of the training data
-    truncated: int = 0
-    too_long: int = 0
-    without_target: int = 0
-    alike: int = 0  # pairs whose sides do not differ within length
-    for_evaluation: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +80,9 @@ class LanguageReader:
             lambda: mix_of(data),
         ]
         opened, others, mix = refused_behind(broken, lambda: together(calls))
+        if data.pairs == "all" and self._kind == "pairs" and not any(each.makes_pairs for each in (*opened, *others)):
+            why = "no data set has rows of several answers with a score or a rank each"
+            raise problem("workload.data.pairs", why, "leave it out, or name their column, columns: {completions: ...}")
         for note in dict.fromkeys(note for each in (*opened, *others) for note in each.notes):
             self.warn(note)
         train: JoinedSamples | StreamedMixture
@@ -141,7 +130,7 @@ class LanguageReader:
             ]
         )
         for account in accounts:
-            if lost := _lost([account]):
+            if lost := lost_rows([account]):
                 self.warn(f"of the {account.rows or 0:,} rows of {account.name} {LEFT_OUT}: {lost}")
             if account.bad:
                 self.warn(
@@ -150,10 +139,10 @@ class LanguageReader:
         train, own = [first for first, _ in made], accounts[: len(sets)]
         weighted = self._data.train[0].weight is not None or self._data.mix != "concat"
         for part in [[account] for account in own] if weighted else [own]:
-            _check_any_left(part, TRAIN)
+            check_any_left(part, TRAIN)
         if not others:
             return train, [second for _, second in made if len(second)]
-        _check_any_left(accounts[len(sets) :], EVALUATION)
+        check_any_left(accounts[len(sets) :], EVALUATION)
         return train, [first for first, _ in given]
 
     def _take_tokenizer(self, sets: Sequence[DataSet]) -> None:
@@ -177,6 +166,7 @@ class LanguageReader:
         for dataset in sets:
             account = Account(dataset.name, dataset.rows, list(dataset.bad), for_evaluation=field == EVALUATION)
             accounts.append(account)
+            account.paired = (dataset.usable, len(dataset.conversations)) if dataset.makes_pairs else None
             train, held = (self._windows if self._kind == "texts" else self._chatted)(dataset, fraction, account)
             account.samples, account.held_out = len(train), len(held)
             made.append((train, held))
@@ -208,18 +198,21 @@ class LanguageReader:
         return ids
 
     def _chatted(self, dataset: DataSet, fraction: float, account: Account) -> tuple[Tokenised, Tokenised]:
-        """Makes samples of conversations. Those drawn at random are held out; one that gives several samples with all
-        of them."""
-        conversations = dataset.conversations
-        order = np.random.default_rng(self.seed).permutation(len(conversations))
-        count = round(len(conversations) * fraction)
-        held, kept = np.sort(order[:count]), np.sort(order[count:])
-        self._hold(conversations if account.for_evaluation else taken(conversations, held))
-        cuts = [self._cut(taken(conversations, part), account) for part in (kept, held)]
+        """Makes samples of conversations. Rows drawn at random are held out; one that gives several samples with all of
+        them."""
+        order = np.random.default_rng(self.seed).permutation(dataset.usable)
+        count = round(dataset.usable * fraction)
+        held, kept = (dataset.of_rows(np.sort(part)) for part in (order[:count], order[count:]))
+        self._hold(dataset.conversations if account.for_evaluation else held)
+        cuts = [self._cut(part, account) for part in (kept, held)]
         return cuts[0].samples, cuts[1].samples
 
     def _hold(self, conversations: Sequence[Conversation]) -> None:
-        self.held += conversations[: self._most_held - len(self.held)]
+        for talk in conversations[: len(conversations) if self._most_held > len(self.held) else 0]:
+            if len(self.held) == self._most_held:
+                return
+            if not self.held or self.held[-1].where != talk.where:  # pairs of one row have one prompt
+                self.held.append(talk)
 
     @property
     def _most_held(self) -> int:
@@ -228,8 +221,11 @@ class LanguageReader:
 
     def _cut(self, conversations: Sequence[Conversation], account: Account) -> Cut[Any]:
         assert self.template is not None
-        # answers to a prompt need places of the model's context behind it
-        more = {"context": context_of_model(self._config, self.tokenizer)} if self._kind == "prompts" else {}
+        more: dict[str, Any] = {}
+        if self._kind == "prompts":  # answers to a prompt need places of the model's context behind it
+            more = {"context": context_of_model(self._config, self.tokenizer)}
+        elif self._kind == "steps":
+            more = {"separator": self._config.preference.step_separator}
         cut = CUTS[self._kind](conversations, self.template, self.tokenizer, self._data, **more)
         account.bad += cut.bad
         account.truncated += cut.truncated
@@ -304,27 +300,3 @@ def _why_none(data: LanguageData) -> str:
     if data.stream:
         return "a stream holds nothing out unless evaluation_rows says so"
     return "the share held out is less than one sample" if data.evaluation_fraction else "none are held out"
-
-
-def _check_any_left(accounts: Sequence[Account], field: str) -> None:
-    """Raises UserError if no sample is left of these data sets, with the fate of their rows."""
-    if any(account.samples for account in accounts):
-        return
-    rows, names = sum(account.rows or 0 for account in accounts), ", ".join(account.name for account in accounts)
-    held_out = sum(account.held_out for account in accounts)
-    lost = ", ".join(filter(None, [_lost(accounts), f"{held_out} held out" if held_out else ""]))
-    lost = lost or "their texts are too short"
-    reasons = [f"{bad.where}: {bad.why}" for account in accounts for bad in account.bad[:1]]
-    why = f"no sample is left of the {rows} rows of {names} ({lost})"
-    raise problem(field, "; ".join([why, *reasons[:1]]), "correct the rows, raise workload.data.length, or give more")
-
-
-def _lost(accounts: Sequence[Account]) -> str:
-    """Returns why so many rows, or samples of them, are not trained on; empty if none are lost."""
-    lost = {
-        "cannot be used": sum(len(account.bad) for account in accounts),
-        "too long": sum(account.too_long for account in accounts),
-        "without a target within length": sum(account.without_target for account in accounts),
-        "alike on both sides within length": sum(account.alike for account in accounts),
-    }
-    return ", ".join(f"{count:,} {what}" for what, count in lost.items() if count)

@@ -53,17 +53,21 @@ def prompts_of(config: LanguageModel, reader: LanguageReader, evaluation: Joined
 def prompts_of_samples(samples: Samples, numbers: Iterable[int], tokenizer: Any) -> dict[int, Prompt]:
     """Returns sample's number → the tokens before its last reply, with that reply; samples that begin with it have
     none."""
-    found = {}
-    for number in numbers:
-        ids, targets = samples.load(number, 0)
-        end = int(np.flatnonzero(targets)[-1]) + 1 if targets.any() else 0
-        before = np.flatnonzero(~targets[:end])
-        if len(before):
-            start = int(before[-1]) + 1
-            reply = tokenizer.decode(ids[start:end].tolist(), skip_special_tokens=True)
-            given = ids[:start].tolist()
-            found[number] = Prompt(_text(tokenizer, given), tuple(given), reply)
-    return found
+    found = {number: prompt_of_sample(samples.load(number, 0), tokenizer) for number in numbers}
+    return {number: prompt for number, prompt in found.items() if prompt is not None}
+
+
+def prompt_of_sample(sample: Sample, tokenizer: Any) -> Prompt | None:
+    """Returns the tokens before the sample's last reply, with that reply; None for one that begins with it."""
+    ids, targets = sample
+    end = int(np.flatnonzero(targets)[-1]) + 1 if targets.any() else 0
+    before = np.flatnonzero(~targets[:end])
+    if not len(before):
+        return None
+    start = int(before[-1]) + 1
+    reply = tokenizer.decode(ids[start:end].tolist(), skip_special_tokens=True)
+    given = ids[:start].tolist()
+    return Prompt(_text(tokenizer, given), tuple(given), reply)
 
 
 class OwnSamples:

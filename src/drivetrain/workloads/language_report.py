@@ -19,6 +19,7 @@ from drivetrain.data.language.samples import (
     PairSamples,
     PromptSamples,
     Sample,
+    StepSamples,
     TextWindows,
     Tokenised,
     TokenSamples,
@@ -27,7 +28,8 @@ from drivetrain.data.language.sets import open_sets
 from drivetrain.data.order import Order
 from drivetrain.data.streams.mixture import StreamedMixture
 from drivetrain.errors import UserError
-from drivetrain.workloads.language_data import EVALUATION, TRAIN, Account, LanguageReader
+from drivetrain.workloads.language_account import Account
+from drivetrain.workloads.language_data import EVALUATION, TRAIN, LanguageReader
 from drivetrain.workloads.language_streams import LOOKED_AT, Stream
 from drivetrain.workloads.pair_report import pair_of, sides_report
 
@@ -66,6 +68,8 @@ def data_report(
             found["duplicates"], found["evaluation samples trained on"] = _repeated(known, _known(evaluation))
     if config.samples == "labelled":
         found["labels"] = _labels(train)
+    if config.samples == "steps":
+        found["steps"] = _steps(train)
     if pairs:
         found["pairs"] = sides_report(pairs, _pairs(evaluation))
         found["duplicates"], found["evaluation samples trained on"] = _repeated(pairs, _pairs(evaluation))
@@ -129,6 +133,7 @@ def _account(account: Account, stream: bool) -> dict[str, Any]:
         "too long": account.too_long,
         "without target": account.without_target,
         "alike": account.alike,
+        **({} if account.paired is None else dict(zip(("answered rows", "pairs"), account.paired, strict=True))),
     }
 
 
@@ -185,7 +190,7 @@ def _in_memory(loaded: Sequence[tuple[Sample, str]]) -> TokenSamples:
 def _known(samples: JoinedSamples | StreamedMixture | None) -> list[TokenSamples]:
     """Returns the parts whose tokens are in memory; of pairs both sides."""
     parts = samples.parts if isinstance(samples, JoinedSamples) else []
-    parts = [part.own if isinstance(part, LabelledSamples) else part for part in parts]
+    parts = [part.own if isinstance(part, LabelledSamples | StepSamples) else part for part in parts]
     parts = [part.prompts if isinstance(part, PromptSamples) else part for part in parts]
     sides = [side for part in _pairs(samples) for side in (part.chosen, part.rejected)]
     return [part for part in parts if isinstance(part, TokenSamples) and len(part)] + sides
@@ -201,6 +206,13 @@ def _labels(samples: JoinedSamples | StreamedMixture) -> dict[str, int]:
     labels = [part.desirable for part in parts if isinstance(part, LabelledSamples)]
     desirable = sum(int(each.sum()) for each in labels)
     return {"desirable": desirable, "undesirable": sum(map(len, labels)) - desirable}
+
+
+def _steps(samples: JoinedSamples | StreamedMixture) -> dict[str, int]:
+    parts = samples.parts if isinstance(samples, JoinedSamples) else []
+    loaded = (part.load(index, 0) for part in parts if isinstance(part, StepSamples) for index in range(len(part)))
+    counts = [(int(each.own[1].sum()), int((each.own[1] & each.labels).sum())) for each in loaded]
+    return {"steps": sum(steps for steps, _ in counts), "right": sum(right for _, right in counts)}
 
 
 def _target_tokens(part: TokenSamples) -> int:

@@ -10,11 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drivetrain.config.generation import Generation
 from drivetrain.data.language.samples import PromptSample, Sample
+from drivetrain.workloads.generating import Drawn, Making, Prompt
 from drivetrain.workloads.rewarding import Answered
 
 VALUES = "advantages", "old", "reference"  # of a batch, shaped as targets
+DRAWN, CORRECTION = "drawn", "correction"  # log-probabilities of the generator; weights of tokens that make up for them
 
+USUAL = ("advantages", CORRECTION)  # of an answer's tokens, where nothing else is known: its advantage, and 1
 Made = dict[str, Any]  # an answer in a checkpoint's forms: ids, prompt (its tokens), old, reference, reward, ...
 
 
@@ -28,6 +32,7 @@ def made_of(answer: Answered, values: Mapping[str, Any], masks_truncated: bool) 
         "truncated": int(answer.truncated),
         "learned": int(not (masks_truncated and answer.truncated)),
         "advantage": 0.0,
+        DRAWN: torch.tensor(answer.logprobs, dtype=torch.float32),
         **values,
     }
 
@@ -59,9 +64,34 @@ def values_of(made: Made, name: str) -> Tensor:
     """Returns the values at an answer's tokens that are learned from."""
     count = (len(made["ids"]) - made["prompt"]) * made["learned"]
     values = made.get(name)
-    if values is None and name == "advantages":
-        return torch.full((count,), made["advantage"])
+    if values is None and name in USUAL:
+        return torch.full((count,), made["advantage"] if name == "advantages" else 1.0)
     return torch.zeros(count) if values is None or not count or not len(values) else values
+
+
+def correction_of(made: Made, largest: float) -> Tensor:
+    """Returns the weight of each token that makes up for a generator that draws by other probabilities π_gen than the
+    trainer computes: min(π_old / π_gen, C), truncated importance sampling, Yao et al. 2025, "Your Efficient RL
+    Framework Secretly Brings You Off-Policy RL Training". 1 where π_gen is not known."""
+    known = len(made[DRAWN]) == len(made["old"])
+    return (made["old"] - made[DRAWN]).exp().clamp(max=largest) if known else torch.ones_like(made["old"])
+
+
+def drawn_answers(
+    asked: Sequence[Prompt], draws: Sequence[int], drawing: Generation, passes: Making
+) -> list[tuple[Drawn, str]]:
+    """Returns the answer to each prompt, with its key in the journal; those that the journal has are not made again."""
+    journal = passes.journal
+    keys = [journal.key("answer", draw, list(prompt.ids)) for draw, prompt in zip(draws, asked, strict=True)]
+    known: list[Any] = passes.once(lambda: [journal.found(key) for key in keys])
+    lacking = [number for number, found in enumerate(known) if found is None]
+    found = passes.answers([asked[n] for n in lacking], [draws[n] for n in lacking], drawing)
+    for number, answer in zip(lacking, found, strict=True):
+        known[number] = [answer.tokens, answer.logprobs]
+    passes.once(lambda: journal.keep_all({keys[n]: known[n] for n in lacking}))
+    # journals of earlier versions have tokens alone
+    both = [(each, []) if isinstance(each[0], int) else each for each in known]
+    return [(Drawn(*each), key) for each, key in zip(both, keys, strict=True)]
 
 
 def draw_of(draw: int, number: int) -> int:

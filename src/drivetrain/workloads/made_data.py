@@ -29,10 +29,13 @@ def language(block: LanguageModel, folder: Path, samples: int, length: int) -> d
     row: dict[str, Any] = {"instruction": "Say something.", "output": answer}
     if block.samples == "pairs":
         row = {"instruction": "Say something.", "chosen": answer, "rejected": answer + "else"}
+    if block.samples == "steps":
+        row = {"prompt": "", "completions": [WORD * (length // 2)] * 2, "labels": [True, False]}
     with file.open("w") as rows:
         for number in range(samples):
             labelled = {"kto_tag": number % 2 == 0} if block.samples == "labelled" else {}
-            rows.write(json.dumps({**row, **labelled, "instruction": f"Say {number}."}) + "\n")
+            asked = "prompt" if block.samples == "steps" else "instruction"
+            rows.write(json.dumps({**row, **labelled, asked: f"Say {number}."}) + "\n")
     template = {} if block.data.template is None else {"template": block.data.template}
     return {**data, **template, "train": str(file), "packing": block.data.packing}
 

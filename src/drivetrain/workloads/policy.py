@@ -30,9 +30,12 @@ from drivetrain.workloads.generating import JudgesAnswers, MakesSamples, Making,
 from drivetrain.workloads.language_model import IGNORED
 from drivetrain.workloads.loss_contract import LOSS, ONE_TERM, Auxiliary, LossContext
 from drivetrain.workloads.made_answers import (
+    CORRECTION,
     VALUES,
     Made,
+    correction_of,
     draw_of,
+    drawn_answers,
     longest_answer,
     made_of,
     sample_of,
@@ -78,7 +81,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         made = [longest_answer(each, longest) if isinstance(each, PromptSample) else each for each in samples]
         batch = self._laid_out([sample_of(each) for each in made], shared(made) if self.shares_prompts else None)
         places = (batch["targets"] != IGNORED).flatten()
-        for name in self.columns:
+        for name in (*self.columns, *([] if self._learning.importance_cap is None else [CORRECTION])):
             flat = torch.zeros(batch["targets"].numel())
             flat[places] = torch.cat([values_of(each, name) for each in made])
             batch[name] = flat.view_as(batch["targets"])
@@ -125,11 +128,18 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         places = places_of_targets(batch["targets"])
         advantage, old, reference = (batch[name].flatten()[places] for name in VALUES)
         tokens, mean = Tokens(policy, old, advantage, owner, lengths), LOSSES[self._loss].mean
-        losses = {LOSS: FORMULAS[self._loss](tokens, self._learning, self._importance)}
+        found = FORMULAS[self._loss](tokens, self._learning, self._importance)
+        losses = {LOSS: self._corrected(found, batch, places)}
         if KL in self.terms:
             weights = tokens.ratios(self._importance) if self._learning.kl_ratio else 1.0
             losses[KL] = divergences(policy, reference) * weights
         return {name: averaged(each, tokens, mean, self._learning.max_new_tokens) for name, each in losses.items()}
+
+    def _corrected(self, losses: Tensor, batch: Batch, places: Tensor) -> Tensor:
+        """Returns the tokens' losses, weighed where the generator's probabilities are made up for."""
+        if self._learning.importance_cap is None:
+            return losses
+        return losses * batch[CORRECTION].flatten()[places]
 
     def _answers(self, model: Callable[..., Any], batch: Batch, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Returns log-probabilities at the temperature that answers are drawn at."""
@@ -156,6 +166,8 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         made = [made_of(answer, found, masks) for answer, found in zip(answers, values, strict=True)]
         for sample, known in zip(made, passes.each(made, self._known), strict=True):
             sample.update(known)
+            if self._learning.importance_cap is not None:
+                sample[CORRECTION] = correction_of(sample, self._learning.importance_cap)
         return [made[place * each : (place + 1) * each] for place in range(count)]
 
     def _answered(
@@ -167,19 +179,14 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         prompts: Sequence[PromptSample],
     ) -> list[Answered]:
         """Returns an answer to each; those that the journal has are not made again."""
-        journal, each = passes.journal, len(asked) // max(1, len(prompts))
-        keys = [journal.key("answer", draw, list(prompt.ids)) for draw, prompt in zip(draws, asked, strict=True)]
-        known: list[Any] = passes.once(lambda: [journal.found(key) for key in keys])
-        lacking = [number for number, found in enumerate(known) if found is None]
-        found = passes.answers([asked[n] for n in lacking], [draws[n] for n in lacking], drawing)
-        for number, ids in zip(lacking, found, strict=True):
-            known[number] = ids
-        passes.once(lambda: journal.keep_all({keys[n]: known[n] for n in lacking}))
-        texts = [self.decoded(ids[:-1] if ids[-1] in self.ends else ids) for ids in known]
-        return [
-            Answered(asked[n], tuple(known[n]), texts[n], known[n][-1] not in self.ends, keys[n], n // each)
-            for n in range(len(asked))
-        ]
+        each = len(asked) // max(1, len(prompts))
+        answers = []
+        for number, (drawn, key) in enumerate(drawn_answers(asked, draws, drawing, passes)):
+            ids, ended = drawn.tokens, drawn.tokens[-1] in self.ends
+            text = self.decoded(ids[:-1] if ended else ids)
+            found = Answered(asked[number], tuple(ids), text, not ended, key, number // each, tuple(drawn.logprobs))
+            answers.append(found)
+        return answers
 
     def _scores(self, answers: Sequence[Answered], passes: Making) -> dict[str, list[float]]:
         """Returns the score of each answer by each reward model."""

@@ -63,7 +63,8 @@ class PpoWorkload(PolicyWorkload):
         near = before + (values - before).clamp(-bound, bound)
         errors = torch.maximum((values - returns).square(), (near - returns).square()) / 2
         tokens = Tokens(policy, old, advantage, owner, lengths)
-        return {LOSS: clipped(tokens, self._learning, self._importance).sum(), VALUE: errors.sum()}
+        losses = self._corrected(clipped(tokens, self._learning, self._importance), batch, places)
+        return {LOSS: losses.sum(), VALUE: errors.sum()}
 
     def _with_values(
         self, model: nn.Module, batch: Batch, context: LossContext

@@ -1,4 +1,5 @@
-"""Builds the model of a reward run: a sequence classifier of one label over the language model's layers."""
+"""Builds the model of a reward run over the language model's layers: a sequence classifier of one label, or a token
+classifier of two for answers that are marked step by step."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from drivetrain.workloads.language_build import IMPLEMENTATIONS, fit_vocabulary
 from drivetrain.workloads.language_config import FIELD, config_and_overrides
 from drivetrain.workloads.language_data import LanguageReader
 
-LABELS = ("reward",)
+LABELS, STEP_LABELS = ("reward",), ("incorrect", "correct")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def build_reward_model(
         config.auto_class,
         options.path,
         given,
-        LABELS,
+        STEP_LABELS if config.samples == "steps" else LABELS,
         FIELD,
         notes.append,
         overrides,
@@ -71,10 +72,13 @@ def build_reward_model(
     if options.train_last_blocks is not None:
         trained = freeze_all_but_last(model, options.train_last_blocks)
         for name, parameter in model.named_parameters():
-            if name.startswith("score."):  # starts at random
+            if name.startswith(("score.", "classifier.")):  # starts at random
                 parameter.requires_grad_(True)
                 trained += parameter.numel()
         notes.append(f"{trained:,} parameters are trained: the last {options.train_last_blocks} blocks and the score")
+    dropout = getattr(model, "dropout", None)
+    if isinstance(dropout, nn.Dropout) and getattr(model.config, "classifier_dropout", None) is None:
+        dropout.p = 0.0  # a token classifier's own 0.1, which no config chose
     if options.neftune_alpha is not None:
         add_embedding_noise(model, options.neftune_alpha)
     virtual = adapters is not None and bool(adapters.positions)

@@ -17,7 +17,7 @@ from drivetrain.workloads.generating import Making, Prompt
 @dataclass(frozen=True)
 class Answered:
     """An answer. ids: its tokens, the one that ends it among them. truncated: whether none does. key: of the journal.
-    group: number of its prompt."""
+    group: number of its prompt. logprobs: with which each token was drawn; empty where that is not known."""
 
     prompt: Prompt
     ids: tuple[int, ...]
@@ -25,6 +25,7 @@ class Answered:
     truncated: bool
     key: str
     group: int
+    logprobs: tuple[float, ...] = ()
 
 
 class Rewarding:

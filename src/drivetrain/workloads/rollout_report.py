@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from drivetrain.workloads.advantages import deviations
+from drivetrain.workloads.made_answers import CORRECTION, DRAWN
 from drivetrain.workloads.policy_losses import divergences
 
 WINDOW = 5  # batches of answers whose means are compared
 FAR = 0.5  # nats a token from the reference
+APART = 0.05  # nats a token between the generator and the trainer
 FEW = 0.8  # share of groups without signal
 
 
@@ -24,7 +26,9 @@ def rollout_metrics(
     answers of a group; otherwise nothing of groups is reported.
 
     entropy: the mean of -log π over tokens as they were drawn, an estimate of the entropy a token. kl: the divergence
-    from the reference a token. groups_without_signal: share of groups whose rewards are all the same, or unknown.
+    from the reference a token. mismatch, largest_mismatch: how far a token's log-probability by the generator is from
+    the one by the trainer, on average and at most; importance_weight: the mean of the weights that make up for it.
+    groups_without_signal: share of groups whose rewards are all the same, or unknown.
     """
     lengths = [len(each["ids"]) - each["prompt"] for each in made]
     found = {
@@ -44,7 +48,17 @@ def rollout_metrics(
         reference = torch.cat([each["reference"] for each in made])
         if len(reference):
             found["kl"] = float(divergences(old, reference).double().mean())
-    return found
+    return {**found, **_mismatch(made)}
+
+
+def _mismatch(made: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    known = [each for each in made if DRAWN in each and len(each[DRAWN]) == len(each["old"]) > 0]
+    if not known:
+        return {}
+    sizes = torch.cat([(each["old"] - each[DRAWN]).double().abs() for each in known])
+    found = {"mismatch": float(sizes.mean()), "largest_mismatch": float(sizes.max())}
+    weights = [each[CORRECTION] for each in known if CORRECTION in each]
+    return {**found, "importance_weight": float(torch.cat(weights).double().mean())} if weights else found
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -111,6 +125,7 @@ class History:
             "kl": now("kl") > FAR,
             "signal": now("groups_without_signal") > FEW,
             "entropy": now("entropy") < 0.1 * first("entropy"),
+            "mismatch": now("mismatch") > APART and math.isnan(now("importance_weight")),
             "failed": now("rewards_failed") > 0,
         }
         over = f"mean of the last {WINDOW} batches of answers"
@@ -125,6 +140,8 @@ class History:
             "have the same reward, and nothing is learned from them: take prompts that are neither too hard nor easy",
             "entropy": f"the model answers with little variety: {now('entropy'):.2g} nats a token, {over}, after "
             f"{first('entropy'):.2g} at first: raise clip_high or the temperature",
+            "mismatch": f"the generator's log-probabilities are {now('mismatch'):.2g} nats a token off the trainer's, "
+            f"{over}: give importance_cap: 2, or a precision of more bits",
             "failed": f"rewards fail: {now('rewards_failed'):.1f} answers a batch have none (samples.jsonl has why)",
         }
         return [(name, texts[name]) for name, there in signs.items() if there]

@@ -4,7 +4,8 @@ cut together."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ FORMS: dict[str, Mapping[str, Any]] = {
         ],
     },
     "answers and scores": {"prompt": "Hi", "responses": ["Hm", "Hello", "Go"], "scores": [0, 1, -1]},
+    "answers and ranks": {"prompt": "Hi", "responses": ["Hm", "Hello", "Go"], "ranks": [2, 1, 3]},
+    "nectar": {"prompt": "Hi", "answers": [{"answer": "Go", "rank": 7.0}, {"answer": "Hello", "rank": 1.0}]},
     "scored messages": {"prompt": [ASKED], "completions": [[BAD], [GOOD]], "scores": [0.1, 0.7]},
 }
 SCORED = FORMS["answers and scores"]
@@ -70,7 +73,8 @@ SCORED = FORMS["answers and scores"]
 
 def read(folder: Path, rows: list[Mapping[str, Any]], **source: Any) -> tuple[list[Conversation], list[str]]:
     path = write_lines(folder / "pairs.jsonl", rows)
-    data = LanguageData.model_validate({"train": {"path": path, **source}})
+    made = source.pop("pairs", "best_and_worst")
+    data = LanguageData.model_validate({"train": {"path": path, **source}, "pairs": made})
     [opened] = open_sets(data.train, data, "pairs", FIELD)
     found = read_set(opened, 0, FIELD)
     assert opened.notes == []
@@ -153,6 +157,12 @@ def test_columns_of_scored_answers_may_have_other_names(tmp_path: Path) -> None:
         ),
         ("answers and scores", {**SCORED, "scores": [1, 1, 1]}, "3 answers with the same score"),
         ("answers and scores", {**SCORED, "scores": [1, 2]}, "it has 3 answers and 2 scores"),
+        ("answers and ranks", {"prompt": "Hi", "responses": ["Go"], "ranks": [1, 2]}, "1 answers and 2 ranks"),
+        (
+            "nectar",
+            {"prompt": "Hi", "answers": [{"answer": "a", "rank": "1"}]},
+            "the rank of answer 1 is '1', no finite",
+        ),
         ("answers and scores", {**SCORED, "scores": [1, None, 2]}, "the score of answer 2 is 'None', no finite number"),
         ("answers and scores", {**SCORED, "responses": ["Hi"], "scores": [1]}, "nothing beside it to compare with"),
         ("answers and scores", {**SCORED, "responses": "Hi"}, "responses is a text, not a list of answers"),
@@ -172,6 +182,53 @@ def test_a_column_that_no_row_has_is_refused(tmp_path: Path) -> None:
         read(tmp_path, [{"instruction": "Hi", "chosen": "Hello"}])
     with pytest.raises(UserError, match="no column 'chosen' or 'rejected' of a pair"):
         read(tmp_path, [{"instruction": "Hi", "output": "Hello"}])
+
+
+# --- all pairs of a row -----------------------------------------------------------------------------------------------
+
+
+def sides_of(pairs: Sequence[Conversation]) -> list[tuple[str, str]]:
+    return [(pair.messages[-1].content, pair.rejected[-1].content) for pair in pairs]
+
+
+def test_every_two_answers_whose_scores_differ_are_a_pair_the_best_answers_first(tmp_path: Path) -> None:
+    rows = [{"prompt": "Hi", "responses": ["b", "a", "d", "c"], "scores": [3, 9, 1, 3]}, SCORED]
+    pairs, bad = read(tmp_path, rows, pairs="all")
+    assert bad == []
+    assert sides_of(pairs)[:5] == [("a", "b"), ("a", "c"), ("a", "d"), ("b", "d"), ("c", "d")]
+    assert sides_of(pairs)[5:] == [("Hello", "Hm"), ("Hello", "Go"), ("Hm", "Go")]
+    assert [pair.where[-6:] for pair in pairs] == ["line 1"] * 5 + ["line 2"] * 3
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=6))
+@settings(max_examples=examples(60), deadline=None)
+def test_pairs_are_those_that_a_double_loop_finds(tmp_path_factory: Any, scores: list[int]) -> None:
+    row = {"prompt": "Hi", "responses": [f"answer {n}" for n in range(len(scores))], "scores": scores}
+    pairs, bad = read(tmp_path_factory.mktemp("rows"), [row], pairs="all")
+    expected = [(f"answer {i}", f"answer {j}") for i, a in enumerate(scores) for j, b in enumerate(scores) if a > b]
+    assert sorted(sides_of(pairs)) == sorted(expected)
+    assert len(bad) == (not expected)
+
+
+def test_one_answer_with_two_scores_is_a_contradiction_and_its_row_is_named(tmp_path: Path) -> None:
+    twice = {"prompt": "Hi", "responses": ["Hello", "Go", "Go"], "scores": [3, 2, 1]}
+    pairs, bad = read(tmp_path, [SCORED, twice], pairs="all")
+    assert len(pairs) == 3
+    assert "line 2: chosen and rejected are the same" in bad[0]
+
+
+def test_rows_are_drawn_with_all_their_pairs_in_memory_and_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"prompt": f"ask {n}", "responses": ["a", "b", "c"], "scores": [1, 2, n % 2 + 2]} for n in range(40)]
+    held, _ = read(tmp_path, rows, pairs="all", samples=15)
+    monkeypatch.setattr("drivetrain.data.rows.LARGE", 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    stored, _ = read(tmp_path, rows, pairs="all", samples=15)
+    assert held == stored
+    counts = Counter(pair.where for pair in held)
+    assert len(counts) == 15
+    assert all(count == (3 if int(where.split()[-1]) % 2 == 0 else 2) for where, count in counts.items())
 
 
 TEXTS = st.text(max_size=12)

@@ -29,8 +29,18 @@ from transformers import (
     ResNetForImageClassification,
 )
 
+from drivetrain.data.language.vocabularies import byte_tokenizer
 from drivetrain.errors import UserError
-from drivetrain.inference.encoders import ENCODER, PICTURES, TEXTS, WRITER, Reader, kind_of, load_reader
+from drivetrain.inference.encoders import (
+    ENCODER,
+    PICTURES,
+    TEXTS,
+    WRITER,
+    Reader,
+    TextEncoder,
+    kind_of,
+    load_reader,
+)
 from drivetrain.inference.serve.app import Guards
 from drivetrain.inference.serve.metrics import Metrics
 from drivetrain.inference.serve.reading import ServedReader
@@ -38,6 +48,7 @@ from drivetrain.inference.serve.reading_app import reading_application
 from drivetrain.models.preprocessing import write_preprocessing
 from drivetrain.web.keys import Keys
 from drivetrain.web.limits import Places
+from tests.kept_memory import kept_bytes
 from tests.running_server import Running, running
 from tests.small_tokenizers import made
 
@@ -195,6 +206,22 @@ def test_an_encoder_has_no_classes_and_pools_as_its_files_say(tmp_path: Path) ->
         with torch.no_grad():
             first = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, 0]
         assert row.embedding == pytest.approx((first / first.norm()).tolist(), abs=1e-5)
+
+
+def test_an_encoder_remembers_no_text_after_its_tokens_are_there(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer(["<pad>"])
+    torch.manual_seed(0)
+    BertModel(BertConfig(vocab_size=len(tokenizer), **SIZES)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = load_reader(tmp_path, ENCODER)
+    assert isinstance(model, TextEncoder)
+
+    def ask(first: int) -> None:
+        for number in range(first, first + 1000):
+            model.tokens([f"text {number} " * 5])
+
+    ask(0)
+    assert kept_bytes(lambda: ask(1000)) < 100_000  # 2 MB where they are kept
 
 
 def test_a_head_that_was_never_trained_is_not_served(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from drivetrain.config.load import load
 from drivetrain.errors import UserError, problem
 from drivetrain.inference.whole_model import loaded_model
 from drivetrain.launch.prepare import run_file_of
+from drivetrain.models.classifier_config import quiet
 from drivetrain.models.merged_adapters import is_whole
 from drivetrain.runtime.new_folder import refuse_taken
 
@@ -59,7 +60,8 @@ def write_model(model: Any, source: Path, dtype: torch.dtype, into: Path, larges
     """
     copy_assets(source, into, leave_out={*OF_ADAPTERS, "config.json"}.__contains__)
     settings = (into / GENERATION).read_bytes() if (into / GENERATION).is_file() else None
-    model.to(dtype).save_pretrained(into, max_shard_size=largest_shard)
+    with quiet():
+        model.to(dtype).save_pretrained(into, max_shard_size=largest_shard)
     if settings is not None:  # Transformers wrote the base's over them
         (into / GENERATION).write_bytes(settings)
 

@@ -27,8 +27,9 @@ from drivetrain.data.language.row_schema import (
     optional_text,
     truth,
 )
-from drivetrain.data.language.scored_rows import with_best_and_worst
+from drivetrain.data.language.scored_rows import pairs_of_scored
 from drivetrain.data.language.sharegpt import read_sharegpt
+from drivetrain.data.language.step_rows import read_steps
 from drivetrain.data.language.tool_calls import read_tools
 from drivetrain.data.language.trl_rows import read_trl, with_prompt
 from drivetrain.data.rows import Rows
@@ -66,18 +67,40 @@ def read_conversations(rows: Rows, form: RowSchema, field: str, replace: Mapping
             keys.update(dict.fromkeys(row))
             where = rows.where(index)
             try:
-                read.conversations.append(read_conversation(row, form, where, replace))
+                read.conversations.extend(conversations_of(row, form, where, replace))
             except RowError as error:
                 read.problems.append(BadRow(where, str(error)))
     check_columns(form, list(keys), field)
     return read
 
 
+def conversations_of(
+    row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]
+) -> list[Conversation]:
+    """Reads one row, like `read_conversations`: one conversation, or one for each pair that its scored answers make.
+    Raises RowError with the reason if it has none."""
+    if not form.scored:
+        return [read_conversation(row, form, where, replace)]
+    return [_read_pair(each, form.unscored, where, replace) for each in pairs_of_scored(row, form)]
+
+
 def read_conversation(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:
-    """Reads one row, like `read_conversations`. Raises RowError with the reason if it is no conversation."""
+    """Reads a row that is one conversation. Raises RowError with the reason if it is none."""
+    if form.steps:
+        return _read_steps(row, form, where, replace)
     if form.labels:
         return _read_labelled(row, form, where, replace)
     return _read_pair(row, form, where, replace) if form.pairs else _read_one(row, form, where, replace)
+
+
+def _read_steps(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:
+    """Reads an answer that is marked step by step: its reply has all steps, a line each."""
+    steps = read_steps(row, form)
+    answer = {**row, form.required["completions"]: "\n".join(step for step, _ in steps)}
+    found = _read_one(answer, form.of_answer, where, replace)
+    if replace:
+        steps = tuple((_replaced(step, replace), label) for step, label in steps)
+    return dataclasses.replace(found, steps=steps)
 
 
 def _read_labelled(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:
@@ -94,8 +117,6 @@ def _read_pair(row: Mapping[str, Any], form: RowSchema, where: str, replace: Map
 
     Of the messages that both sides have, none is trained: what is learned begins where they differ.
     """
-    if form.scored:
-        row, form = with_best_and_worst(row, form)
     if form.formatting == "trl":
         row = with_prompt(row, form)
     sides = []
@@ -139,11 +160,16 @@ def _read_one(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapp
     if messages[-1].role != "assistant":
         raise RowError(f"it ends with a message of the {messages[-1].role}, where the assistant's reply must stand")
     if replace:
-        pattern = re.compile("|".join(re.escape(each) for each in sorted(replace, key=len, reverse=True)))
-        messages = [_filled(each, lambda text: pattern.sub(lambda found: replace[found[0]], text)) for each in messages]
+        messages = [_filled(each, lambda text: _replaced(text, replace)) for each in messages]
     tools = read_tools(form.value(row, "tools"))
     _check_can_be_written(messages, tools)
     return Conversation(tuple(messages), tools, where)
+
+
+def _replaced(text: str, replace: Mapping[str, str]) -> str:
+    """Returns the text with the keys of `replace` replaced, the longest first."""
+    pattern = "|".join(re.escape(each) for each in sorted(replace, key=len, reverse=True))
+    return re.sub(pattern, lambda found: replace[found[0]], text)
 
 
 def _filled(message: Message, fill: Callable[[str], str]) -> Message:
@@ -171,7 +197,7 @@ def _check_can_be_written(messages: Sequence[Message], tools: Sequence[Mapping[s
             raise RowError(f"a call or a tool cannot be written as JSON: {error}") from None
 
 
-OF_PREFERENCES = ("chosen", "rejected", "completions", "scores", "kto_tag", "margin")
+OF_PREFERENCES = ("chosen", "rejected", "completions", "scores", "ranks", "labels", "kto_tag", "margin")
 
 
 def check_names(form: RowSchema, replace: Mapping[str, str], field: str) -> None:

@@ -39,6 +39,7 @@ class Conversation:
     rejected: of a pair of preferences the other side: the same messages up to the answer, then one that is worse.
     desirable: of an answer that is labelled by itself, whether it is to be learned or avoided.
     margin: of a pair, by how much the chosen answer is better.
+    steps: of an answer that is marked step by step, each step's text and whether it is right; the last message has all.
     """
 
     messages: tuple[Message, ...]
@@ -47,6 +48,7 @@ class Conversation:
     rejected: tuple[Message, ...] = ()
     desirable: bool | None = None
     margin: float = 0.0
+    steps: tuple[tuple[str, bool], ...] = ()
 
     @property
     def sides(self) -> tuple[Conversation, Conversation]:

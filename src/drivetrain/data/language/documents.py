@@ -40,4 +40,5 @@ def stored_texts(
     files: Sequence[RowFile], column: str, read: Callable[[Mapping[str, Any], str], Text], root: Path
 ) -> StoredRead[Text]:
     """Stores the documents of all rows on disk below `root`. read: row and its place → its text."""
-    return stored_rows(StoredTexts, "documents", Reading(files, read, column), root)
+    reading = Reading(files, lambda row, where: [read(row, where)], column)
+    return stored_rows(StoredTexts, "documents", reading, root)

@@ -12,6 +12,8 @@ from drivetrain.data.language.conversation_formats import guess_formatting
 from drivetrain.data.language.registry import Entry
 from drivetrain.data.language.row_schema import PREFERENCE, RowSchema
 from drivetrain.data.language.scored_rows import scored_schema
+from drivetrain.data.language.step_rows import COLUMNS as STEP_COLUMNS
+from drivetrain.data.language.step_rows import marks_steps
 from drivetrain.data.language.trl_rows import is_trl
 from drivetrain.data.long_text import LongText
 from drivetrain.data.rows import Rows
@@ -27,6 +29,8 @@ def form_of(source: DataSource, entry: Entry | None, rows: Rows, field: str, kin
     columns = {**(entry.columns if entry else {}), **source.columns}
     tags = {**(entry.tags if entry else {}), **source.tags}
     pairs, labels = kind == "pairs", kind == "labelled"
+    if kind == "steps":
+        return _form_of_steps(source, columns, tags, rows, field)
     if "kto_tag" in columns and not labels:
         why = f"its column {columns['kto_tag']} distinguishes replies to learn from those to avoid (KTO)"
         fix = "give workload.stage: kto, or leave out the rows that are to be avoided, and columns.kto_tag"
@@ -54,6 +58,22 @@ def form_of(source: DataSource, entry: Entry | None, rows: Rows, field: str, kin
         raise problem(field, why, f"{fix}, or formatting and columns") from None
 
 
+def _form_of_steps(
+    source: DataSource, columns: Mapping[str, str], tags: Mapping[str, str], rows: Rows, field: str
+) -> RowSchema:
+    if source.formatting not in ("auto", "trl"):
+        why = f"{source.path}: answers that are marked step by step have no form in {source.formatting}"
+        raise problem(field, why, "leave formatting out; rows are {prompt: ..., completions: [...], labels: [...]}")
+    lacking = [name for name in STEP_COLUMNS if columns.get(name, name) not in keys_of(rows)]
+    if lacking:
+        there = ", ".join(keys_of(rows)) or "nothing"
+        why = f"rows of {source.path} have {there}: no column {' or '.join(map(repr, lacking))}"
+        raise problem(
+            field, why, "name them, columns: {completions: ..., labels: ...}, or leave preference.loss: steps out"
+        )
+    return RowSchema("trl", columns, tags, steps=True)
+
+
 def _form_of_pairs(
     first: Sequence[Mapping[str, Any]], columns: Mapping[str, str], tags: Mapping[str, str], path: str, field: str
 ) -> RowSchema:
@@ -62,6 +82,9 @@ def _form_of_pairs(
     scored = scored_schema(first, columns) if len(lacking) == 2 else None
     if scored is not None:
         return replace(scored, tags=tags)
+    if len(lacking) == 2 and marks_steps(first, columns):
+        why = f"rows of {path} mark the steps of an answer, and the stage compares two answers"
+        raise problem(field, why, "give workload.stage: reward with workload.preference.loss: steps")
     if lacking:
         why = f"rows of {path} have {', '.join(keys) or 'nothing'}: no column {' or '.join(map(repr, lacking))}"
         fix = "name them, columns: {chosen: ..., rejected: ...}, or give workload.stage: sft for one reply a row"

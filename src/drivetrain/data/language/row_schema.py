@@ -73,7 +73,9 @@ class RowSchema:
 
     by_usual_names: no column was named: all are read, by their usual names, in every row that has them. ranking:
     preference data, of which the column `chosen` is the reply. pairs: the column `rejected` is read beside it.
-    scored: several answers with a score each stand in the column `completions`, in place of a pair's two columns.
+    scored: several answers with a score each stand in the column `completions`, in place of a pair's two columns;
+    every_pair: each two of them with different scores are a pair, not the best and the worst alone.
+    steps: the columns `completions` and `labels` have the steps of an answer, and whether each is right.
     labels: the column `kto_tag` distinguishes replies to learn from those to avoid.
     default_system: the system message of rows that have none.
     """
@@ -87,12 +89,16 @@ class RowSchema:
     pairs: bool = False
     labels: bool = False
     scored: bool = False
+    every_pair: bool = False
+    steps: bool = False
 
     @cached_property
     def required(self) -> dict[str, str]:
         """Returns the columns that a row must have, as in `columns`."""
         names = [name for name in REQUIRED[self.formatting] if not (self.ranking and name == "response")]
-        if self.scored:
+        if self.steps:
+            names += ["completions", "labels"]
+        elif self.scored:
             names += ["completions"]
         else:
             names += ["chosen"] if self.ranking else []
@@ -110,7 +116,13 @@ class RowSchema:
     @cached_property
     def unscored(self) -> RowSchema:
         """Returns the schema of the pairs that are made of scored answers."""
-        return replace(self, scored=False)
+        return replace(self, scored=False, every_pair=False)
+
+    @cached_property
+    def of_answer(self) -> RowSchema:
+        """Returns the schema by which an answer in steps is read once these are joined."""
+        columns = {**self.columns, "chosen": self.required["completions"]}
+        return replace(self, steps=False, ranking=True, columns=columns)
 
     @cached_property
     def named(self) -> dict[str, str]:

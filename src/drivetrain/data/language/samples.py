@@ -163,6 +163,32 @@ class LabelledSamples:
         return self.own.name(index)
 
 
+class Steps(NamedTuple):
+    """An answer that is marked step by step. own: its tokens, and which of them end a step; labels: (T,) bool, whether
+    the step that a token is of is right."""
+
+    own: Sample
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class StepSamples:
+    """N answers that are marked step by step. labels: (total,) bool, of the tokens of `own`."""
+
+    own: TokenSamples
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def load(self, index: int, epoch: int) -> Steps:
+        part = slice(self.own.starts[index], self.own.starts[index] + self.own.lengths[index])
+        return Steps(self.own.load(index, epoch), np.array(self.labels[part]))
+
+    def name(self, index: int) -> str:
+        return self.own.name(index)
+
+
 class PromptSample(NamedTuple):
     """A prompt to answer. ids: (T,) int32; reference: the reply in the data."""
 

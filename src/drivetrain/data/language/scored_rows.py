@@ -1,20 +1,27 @@
-"""Makes pairs of rows that hold several answers to a prompt, each with a score: the best is preferred to the worst.
+"""Makes pairs of rows that hold several answers to a prompt, each with a score or a rank: of the best and the worst, or
+of every two that differ in it.
 
 As UltraFeedback has them, whose answers are objects, `{"response": ..., "overall_score": ...}`; or as two lists, of the
-answers and of their scores.
+answers and of their scores. A rank is 1 for the best, as in Nectar.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from drivetrain.data.language.row_schema import RowError, RowSchema, kind
 
 COMPLETIONS = ("completions", "responses", "answers")  # usual names of the column
-CONTENTS, SCORES = ("response", "completion", "text"), ("overall_score", "score", "rating")  # of an answer's fields
+CONTENTS = ("response", "completion", "text", "answer")  # of an answer's fields
+SCORES, RANKS = ("overall_score", "score", "rating"), ("rank",)
 PROMPTS = ("prompt", "instruction")
+BESIDE = {
+    "scores": 1.0,
+    "ranks": -1.0,
+}  # columns beside that of the answers → the sign of what is higher for the better
 
 
 def scored_schema(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> RowSchema | None:
@@ -25,44 +32,62 @@ def scored_schema(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str])
     if column is None or not any(isinstance(row.get(column), list) for row in rows):
         return None
     inside = {key for row in rows for each in _list(row.get(column)) if isinstance(each, Mapping) for key in each}
-    if not set(SCORES) & inside and columns.get("scores", "scores") not in keys:
+    if not {*SCORES, *RANKS} & inside and not any(columns.get(name, name) in keys for name in BESIDE):
         return None
     prompt = {name: name for name in PROMPTS if name in keys}
     named = {"prompt": next(iter(prompt.values()), "prompt"), "completions": column, **columns}
     return RowSchema("trl", named, ranking=True, pairs=True, scored=True)
 
 
-def with_best_and_worst(row: Mapping[str, Any], form: RowSchema) -> tuple[Mapping[str, Any], RowSchema]:
-    """Returns the row with its best answer as `chosen` and its worst as `rejected`, and the schema that reads it.
-    Raises RowError if it has no two answers with different scores."""
+def pairs_of_scored(row: Mapping[str, Any], form: RowSchema) -> Iterator[Mapping[str, Any]]:
+    """Yields the row with a better answer as `chosen` and a worse one as `rejected`, as `form.unscored` reads it: the
+    best and the worst, or all pairs (`form.every_pair`), the best answer's first. Answers with the same score make no
+    pair. Raises RowError if there are no two answers with different scores."""
     column = form.required["completions"]
     given = row.get(column)
     if not isinstance(given, list):
         raise RowError(f"{column} is {kind(given)}, not a list of answers")
-    beside = row.get(form.columns.get("scores", "scores"))
-    if isinstance(beside, list) and len(beside) != len(given):
-        raise RowError(f"it has {len(given)} answers and {len(beside)} scores")
-    scores = [_score(each, beside[n] if isinstance(beside, list) else None, n) for n, each in enumerate(given)]
+    scores = _scores(row, given, form)
     if len(set(scores)) < 2:
         why = "the same score" if len(scores) > 1 else "nothing beside it to compare with"
         raise RowError(f"{column}: {len(scores)} answers with {why}: there is nothing to prefer")
-    best, worst = (given[scores.index(pick(scores))] for pick in (max, min))
-    plain = form.unscored
-    sides = {plain.required["chosen"]: _content(best), plain.required["rejected"]: _content(worst)}
-    return {**row, **sides}, plain
+    names = form.unscored.required
+    ends = [(scores.index(max(scores)), scores.index(min(scores)))]
+    for better, worse in _all_pairs(scores) if form.every_pair else ends:
+        yield {**row, names["chosen"]: _content(given[better]), names["rejected"]: _content(given[worse])}
+
+
+def _all_pairs(scores: Sequence[float]) -> Iterator[tuple[int, int]]:
+    """Yields (better, worse) of all answers whose scores differ."""
+    ranked = sorted(range(len(scores)), key=lambda number: -scores[number])
+    return ((better, worse) for better, worse in combinations(ranked, 2) if scores[better] != scores[worse])
 
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _score(answer: Any, beside: Any, number: int) -> float:
+def _scores(row: Mapping[str, Any], answers: Sequence[Any], form: RowSchema) -> list[float]:
+    """Returns a number for each answer, higher for the better one."""
+    beside = {name: row.get(form.columns.get(name, name)) for name in BESIDE}
+    listed = {name: given for name, given in beside.items() if isinstance(given, list)}
+    for name, values in listed.items():
+        if len(values) != len(answers):
+            raise RowError(f"it has {len(answers)} answers and {len(values)} {name}")
+    name = next(iter(listed), "scores")
+    values = listed.get(name, [None] * len(answers))
+    return [_score(each, value, name, n) for n, (each, value) in enumerate(zip(answers, values, strict=True), start=1)]
+
+
+def _score(answer: Any, beside: Any, name: str, number: int) -> float:
+    """beside: the answer's value in the column `name`, which is read where the answer itself has none."""
     fields = answer if isinstance(answer, Mapping) else {}
-    name = next((each for each in SCORES if fields.get(each) is not None), None)
-    value = beside if name is None else fields[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RowError(f"the score of answer {number + 1} is {str(value)[:40]!r}, no finite number")
-    return float(value)
+    own = next((each for each in (*SCORES, *RANKS) if fields.get(each) is not None), None)
+    if own is not None:
+        name, beside = "ranks" if own in RANKS else "scores", fields[own]
+    if isinstance(beside, bool) or not isinstance(beside, int | float) or not math.isfinite(beside):
+        raise RowError(f"the {name[:-1]} of answer {number} is {str(beside)[:40]!r}, no finite number")
+    return BESIDE[name] * float(beside)
 
 
 def _content(answer: Any) -> Any:

@@ -29,7 +29,7 @@ from drivetrain.data.language.registry import Entry, find, read_registry
 from drivetrain.data.language.row_forms import LOOKED_AT, form_of, keys_of, text_column_of
 from drivetrain.data.language.row_schema import RowError, RowSchema, check_utf8, kind
 from drivetrain.data.language.stored_conversations import stored_conversations
-from drivetrain.data.language.stored_rows import taken
+from drivetrain.data.language.stored_rows import of_rows, row_starts, taken
 from drivetrain.data.long_text import LongText
 from drivetrain.data.row_blocks import BlockRows, RowFile
 from drivetrain.data.rows import HubPart, Rows, large_files, open_rows, refuse_hub_choices
@@ -45,7 +45,11 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class DataSet:
-    """One source, read. rows: the number of all rows; bad: the unusable ones; the others are texts or conversations."""
+    """One source, read. rows: the number of all rows; bad: the unusable ones; the others are texts or conversations.
+
+    starts: the first conversation of each usable row, and the number of all; None: each row is one. makes_pairs:
+    whether rows hold several answers with a score each.
+    """
 
     name: str
     rows: int
@@ -53,6 +57,17 @@ class DataSet:
     conversations: Sequence[Conversation] = ()
     bad: Sequence[BadRow] = ()
     warning: str | None = None  # where what was read cannot be kept on disk
+    starts: np.ndarray | None = None
+    makes_pairs: bool = False
+
+    def of_rows(self, numbers: np.ndarray) -> Sequence[Conversation]:
+        """Returns the conversations of usable rows, all those of a row together."""
+        return taken(self.conversations, numbers if self.starts is None else of_rows(self.starts, numbers))
+
+    @property
+    def usable(self) -> int:
+        """Returns the number of rows that are conversations."""
+        return len(self.conversations) if self.starts is None else len(self.starts) - 1
 
 
 @dataclass(frozen=True)
@@ -83,11 +98,27 @@ class OpenSet:
             notes.append(f"{self.name} holds preferences: the chosen answers are trained on")
         return notes
 
-    def drawn(self, items: Sequence[T], seed: int) -> Sequence[T]:
-        """Returns `samples` of them drawn at random, in their order, or all."""
-        if self.samples is None or self.samples >= len(items):
+    @property
+    def makes_pairs(self) -> bool:
+        """Returns whether rows hold several answers with a score each."""
+        return self.form is not None and self.form.scored
+
+    def drawn(self, items: Sequence[T], seed: int, starts: np.ndarray | None = None) -> Sequence[T]:
+        """Returns those of `samples` rows drawn at random, in their order, or all. starts: as a `DataSet` has them."""
+        rows = len(items) if starts is None else len(starts) - 1
+        if self.samples is None or self.samples >= rows:
             return items
-        return taken(items, np.sort(np.random.default_rng(seed).permutation(len(items))[: self.samples]))
+        numbers = np.sort(np.random.default_rng(seed).permutation(rows)[: self.samples])
+        return taken(items, numbers if starts is None else of_rows(starts, numbers))
+
+    def starts(self, items: Sequence[Conversation]) -> np.ndarray | None:
+        """Returns the first item of each row, and the number of all; None where each row is one."""
+        return row_starts(items) if self.form is not None and self.form.every_pair else None
+
+    def read(self, items: Sequence[Conversation], rows: int, seed: int) -> DataSet:
+        """Returns the set of these conversations, `samples` rows of them. rows: the number of all."""
+        drawn = self.drawn(items, seed, self.starts(items))
+        return DataSet(self.name, rows, conversations=drawn, starts=self.starts(drawn), makes_pairs=self.makes_pairs)
 
     def texts(self, indices: Sequence[int]) -> tuple[dict[int, Text], list[BadRow]]:
         """Returns row number → its text, for the rows with these numbers, and the rows without one."""
@@ -163,10 +194,9 @@ def read_set(opened: OpenSet, seed: int, field: str) -> DataSet:
         return DataSet(name, len(rows), opened.drawn(texts, seed), bad=bad)
     if opened.files:
         talks = stored_conversations(opened.files, opened.form, field, source.replace, opened.root)
-        chosen = opened.drawn(talks.items, seed)
-        return DataSet(name, talks.rows, conversations=chosen, bad=talks.problems, warning=talks.warning)
+        return replace(opened.read(talks.items, talks.rows, seed), bad=talks.problems, warning=talks.warning)
     read = read_conversations(rows, opened.form, field, source.replace)
-    return DataSet(name, len(rows), conversations=opened.drawn(read.conversations, seed), bad=read.problems)
+    return replace(opened.read(read.conversations, len(rows), seed), bad=read.problems)
 
 
 def refuse_bad_rows(sets: Sequence[DataSet], field: str, bad_rows: BadRows = "error") -> None:
@@ -225,6 +255,7 @@ def _opened(
         column = text_column_of(source, entry, rows, field)
         return OpenSet(name, source, rows, None, column, samples, files=files, cache=data.cache)
     form = replace(form_of(source, entry, rows, field, kind), default_system=data.system)
+    form = replace(form, every_pair=form.scored and data.pairs == "all")
     unseen: list[str] = []
     if data.stream:
         check_names(form, source.replace, field)

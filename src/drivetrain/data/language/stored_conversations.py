@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from drivetrain.data.language.conversation_formats import check_columns, check_names, read_conversation
+from drivetrain.data.language.conversation_formats import check_columns, check_names, conversations_of
 from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.placeholders import placeholders_left
 from drivetrain.data.language.row_schema import RowSchema
@@ -22,7 +22,8 @@ class StoredConversations(StoredItems[Conversation]):
 
     @staticmethod
     def encoded(item: Conversation) -> str:
-        """Writes each message's role and content, and those of its other fields that are set; of a pair both sides."""
+        """Writes each message's role and content, and those of its other fields that are set; of a pair both sides, of
+        an answer in steps the marks."""
         sides = [
             [
                 [each.role, each.content, {name: given for name in FEW if (given := getattr(each, name)) != FEW[name]}]
@@ -31,19 +32,22 @@ class StoredConversations(StoredItems[Conversation]):
             for side in (item.messages, item.rejected)
         ]
         return json.dumps(
-            [list(item.tools), item.desirable, item.margin, *sides], ensure_ascii=False, separators=(",", ":")
+            [list(item.tools), item.desirable, item.margin, item.steps, *sides],
+            ensure_ascii=False,
+            separators=(",", ":"),
         )
 
     @staticmethod
     def decoded(content: str, where: str) -> Conversation:
-        tools, desirable, margin, *sides = json.loads(content)
+        tools, desirable, margin, marked, *sides = json.loads(content)
         made: list[list[Message]] = [[], []]
         for messages, side in zip(made, sides, strict=True):
             for role, text, few in side:
                 if "tool_calls" in few:
                     few["tool_calls"] = tuple(few["tool_calls"])
                 messages.append(Message(role, text, **few))
-        return Conversation(tuple(made[0]), tuple(tools), where, tuple(made[1]), desirable, margin)
+        steps = tuple((text, label) for text, label in marked)
+        return Conversation(tuple(made[0]), tuple(tools), where, tuple(made[1]), desirable, margin, steps)
 
     @property
     def has_placeholders(self) -> bool:
@@ -61,7 +65,7 @@ def stored_conversations(
     check_names(form, replace, field)
     reading = Reading(
         files,
-        lambda row, where: read_conversation(row, form, where, replace),
+        lambda row, where: conversations_of(row, form, where, replace),
         repr((form, dict(replace))),
         lambda conversations: {"placeholders": placeholders_left(conversations)[0]},
         lambda keys: check_columns(form, keys, field),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -27,7 +28,7 @@ from drivetrain.errors import Problem, UserError
 from drivetrain.runtime.progress_line import ProgressLine
 
 T = TypeVar("T")
-FORMAT = 6
+FORMAT = 7
 MOST_SHOWN = 5  # files that cannot be read
 
 
@@ -101,6 +102,18 @@ def taken(items: Sequence[T], indices: np.ndarray) -> Sequence[T]:
     return items.taken(indices) if isinstance(items, StoredItems) else [items[index] for index in indices]
 
 
+def row_starts(items: Sequence[Any]) -> np.ndarray:
+    """Returns the first item of each row, and the number of all, (rows + 1,): items of a row follow each other."""
+    places = items.places if isinstance(items, StoredItems) else [each.where for each in items]
+    first = [number for number, (before, own) in enumerate(pairwise(places), start=1) if before != own]
+    return np.array([0, *first, len(places)] if len(places) else [0], dtype=np.int64)
+
+
+def of_rows(starts: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Returns the items of those rows, in their order. starts: as `row_starts` returns them."""
+    return np.concatenate([np.arange(0), *(np.arange(starts[row], starts[row + 1]) for row in numbers)])
+
+
 @dataclass(frozen=True)
 class StoredRead(Generic[T]):
     """The result of reading. rows: how many the data set has; problems: the unusable ones; warning: if the cache is not
@@ -114,14 +127,15 @@ class StoredRead(Generic[T]):
 
 @dataclass(frozen=True)
 class Reading(Generic[T]):
-    """The way rows of files become items. read: row and its place → item; raises RowError for an unusable one.
+    """The way rows of files become items. read: row and its place → its items; raises RowError for an unusable
+    row.
 
     described: everything that decides the items beside the files. facts: counts that the store keeps of a block's
     items. check_keys: raises UserError for the keys that all rows have together.
     """
 
     files: Sequence[RowFile]
-    read: Callable[[Mapping[str, Any], str], T]
+    read: Callable[[Mapping[str, Any], str], Sequence[T]]
     described: str
     facts: Callable[[Sequence[T]], Mapping[str, int]] = lambda _: {}
     check_keys: Callable[[list[str]], object] = lambda _: None
@@ -160,13 +174,15 @@ def _build(folder: Path, kind: type[StoredItems[T]], reading: Reading[T], source
             read = 0
             try:
                 for block in file.blocks():
-                    items, places = [], []
+                    items: list[T] = []
+                    places: list[str] = []
                     for row, number in zip(block.rows, block.numbers, strict=True):
                         keys.update(dict.fromkeys(row))
                         where = file.where(number)
                         try:
-                            items.append(reading.read(row, where))
-                            places.append(where)
+                            made = reading.read(row, where)
+                            items += made
+                            places += [where] * len(made)
                         except RowError as error:
                             bad.append((where, str(error)))
                     count += len(block.rows)

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 
 from drivetrain.generation.local import joined
-from drivetrain.generation.requests import Answer, Generator, Piece, Request
+from drivetrain.generation.requests import Answer, FormError, Generator, Piece, Request
 from drivetrain.inference.serve.metrics import Metrics
 from drivetrain.web.refusals import Refusal
 
@@ -39,6 +39,8 @@ class Answering:
                 if isinstance(piece, Refusal):
                     raise piece
                 self._over = piece.finish_reason is not None
+                if isinstance(piece.error, FormError):
+                    raise Refusal(400, f"{piece.error}; simplify it", "form_failed", "response_format") from piece.error
                 if piece.finish_reason == "error":
                     raise Refusal(500, f"the model failed: {piece.error}", "model_failed") from piece.error
                 if piece.finish_reason == "cancelled":

@@ -199,7 +199,11 @@ def add_errors(app: FastAPI) -> None:
     async def http_error(request: HttpRequest, error: HTTPException) -> Response:
         if error.status_code == 400:  # FastAPI's own, for JSON that Python's reader gives up
             return Refusal(400, "the body cannot be read as JSON", "invalid_request").response()
-        why = {404: f"there is no {request.url.path} here", 405: f"{request.method} is not for {request.url.path}"}
+        served = ", ".join(path for path in app.openapi()["paths"] if "{" not in path)
+        why = {
+            404: f"there is no {request.url.path} here; there are {served}",
+            405: f"{request.method} is not for {request.url.path}",
+        }
         message = why.get(error.status_code, str(error.detail))
         return Refusal(error.status_code, message, "http_error", headers=error.headers).response()
 

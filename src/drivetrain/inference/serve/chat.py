@@ -21,6 +21,7 @@ from drivetrain.inference.serve.messages import (
     Messages,
     ToolChoice,
     Tools,
+    check_texts,
     constraint_of,
     offered,
     prompt_ids,
@@ -96,8 +97,8 @@ def dialogue(
     tools, forced = functions
     if forced is not None and constraint is not None:
         raise Refusal(400, "response_format and a forced function exclude each other", "invalid_format", "tool_choice")
-    read = read_messages(messages, served)
-    served.check_length((message.content for message in read), "messages")
+    read = read_messages(messages)
+    check_texts(served, read, tools)
     ids = tuple(prompt_ids(served, read, tools))
     room = served.room(len(ids), wanted, "max_completion_tokens")
     seed = body.seed_or_random()

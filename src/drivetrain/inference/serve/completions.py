@@ -22,6 +22,7 @@ from drivetrain.web.refusals import Refusal
 
 MOST_PROMPTS = 1024
 DEFAULT_TOKENS = 16  # as OpenAI's
+MOST_LOGPROBS = 1 << 18  # of the prompts of a request: other answers wait while they are written, here a second
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1, fail_fast=True)]
 
@@ -54,6 +55,10 @@ def prepared(served: Served, body: CompletionRequest) -> list[Request]:
     wanted = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     if wanted == 0 and not body.echo:
         raise Refusal(400, "max_tokens=0 is for echo=true", "invalid_request", "max_tokens")
+    prompts = _prompts(served, body.prompt)
+    asks = bool(body.echo) and body.logprobs is not None
+    if asks:
+        _check_logprobs(sum(map(len, prompts)) * body.choices * ((body.logprobs or 0) + 1))
     seed = body.seed_or_random()
     return [
         Request(
@@ -62,11 +67,17 @@ def prepared(served: Served, body: CompletionRequest) -> list[Request]:
             sampling=body.sampling(served.model.sampling, seed, draw),
             stop_strings=body.stops,
             top_logprobs=body.logprobs,
-            prompt_logprobs=bool(body.echo) and body.logprobs is not None,
+            prompt_logprobs=asks,
             adapter=adapter,
         )
-        for draw, ids in enumerate(each for each in _prompts(served, body.prompt) for _ in range(body.choices))
+        for draw, ids in enumerate(each for each in prompts for _ in range(body.choices))
     ]
+
+
+def _check_logprobs(count: int) -> None:
+    if count > MOST_LOGPROBS:
+        why = f"echo asks for {count:,} log-probabilities of prompts (tokens x n x (logprobs + 1)), and the most are"
+        raise Refusal(400, f"{why} {MOST_LOGPROBS:,}: ask for fewer at once", "too_many_logprobs", "logprobs")
 
 
 def _prompts(served: Served, given: Any) -> list[tuple[int, ...]]:

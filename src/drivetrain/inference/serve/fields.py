@@ -44,6 +44,7 @@ REASONS = {
 }
 DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MOST_STOPS = 16
+LONGEST_STOP = 1000  # characters: each new token is compared with all beginnings of a text that may end an answer
 MOST_ANSWERS = 128
 
 
@@ -71,8 +72,11 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
+StopText = Annotated[str, Field(max_length=LONGEST_STOP)]
 Stop = Annotated[
-    str | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_STOPS, fail_fast=True)] | None,
+    StopText
+    | Annotated[list[Annotated[StopText, Field(min_length=1)]], Field(max_length=MOST_STOPS, fail_fast=True)]
+    | None,
     Field(description="The answer ends before the first of these texts."),
 ]
 
@@ -86,7 +90,7 @@ class SamplingFields(Body):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=1, le=1 << 31)
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10)
 
     def sampling(self, own: Sampling, seed: int, draw: int) -> Sampling:
         """Returns how the answer of this number is drawn. own: the model's settings, for what the request leaves

@@ -18,6 +18,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._found: dict[int, bytes] = {}
         self._bytes = {char: byte for byte, char in enumerate(characters_of_bytes())}
 
     @cached_property
@@ -34,6 +35,11 @@ class TokenTexts:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def raw(self, token: int) -> bytes:
+        if token not in self._found:
+            self._found[token] = self._raw(token)
+        return self._found[token]
+
+    def _raw(self, token: int) -> bytes:
         piece: str = self._tokenizer.convert_ids_to_tokens(token) or ""
         if self._levels and all(char in self._bytes for char in piece):
             return bytes(self._bytes[char] for char in piece)

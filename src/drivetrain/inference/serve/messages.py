@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,20 +32,44 @@ Tools = Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS, fail_fast=T
 ToolChoice = Literal["none", "auto", "required"] | dict[str, Any] | None
 
 
-def read_messages(messages: Sequence[Mapping[str, Any]], served: Served) -> list[Message]:
-    """Returns the messages in the form of chat templates. Raises Refusal (400) for one that is none, and for one that
-    holds a control token of the model's: it would end the message there and begin another, as another speaker."""
+def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Returns the messages in the form of chat templates. Raises Refusal (400) for one that is none."""
     try:
-        found = read_openai({"messages": list(messages)}, FORM)
+        return read_openai({"messages": list(messages)}, FORM)
     except RowError as error:
         raise Refusal(400, str(error), "invalid_message", "messages") from None
+
+
+def check_texts(served: Served, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raises Refusal (400) for texts that are too long for the context whatever they are, and for one that holds a
+    control token of the model's, in a message, a call or a function's description: it would end the message there and
+    begin another, as another speaker."""
     control = _control_tokens(served.model.tokenizer)
-    for place, message in enumerate(found):
-        token = next((each for each in control if each in message.content), None)
+    written: list[tuple[str, str, Any]] = []
+    for place, each in enumerate(messages):
+        given = (each.content, each.tool_calls, each.tool_call_id, each.name, each.reasoning_content)
+        written.append((f"message {place + 1}", f"messages[{place}]", given))
+    written += [(f"tool {place + 1}", f"tools[{place}]", tool) for place, tool in enumerate(tools)]
+    texts = [(name, field, text) for name, field, value in written for text in _texts_in(value)]
+    served.check_length((text for *_, text in texts), "messages")
+    for name, field, text in texts:
+        token = next((each for each in control if each in text), None)
         if token is not None:
-            why = f"message {place + 1} has the control token {token}, which only the chat template may write"
-            raise Refusal(400, why, "control_token", f"messages[{place}].content")
-    return found
+            why = f"{name} has the control token {token}, which only the chat template may write"
+            raise Refusal(400, why, "control_token", field)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yields all texts in JSON, keys among them."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, Mapping):
+            left += [*each, *each.values()]
+        elif isinstance(each, list | tuple):
+            left += each
 
 
 def _control_tokens(tokenizer: Any) -> list[str]:
@@ -64,6 +88,11 @@ def offered(tools: Tools, choice: ToolChoice) -> tuple[tuple[Mapping[str, Any], 
         found = read_tools(tools)
     except RowError as error:
         raise Refusal(400, str(error), "invalid_tool", "tools") from None
+    odd = next(
+        (n for n, tool in enumerate(found, 1) if not isinstance(tool["function"].get("parameters") or {}, dict)), 0
+    )
+    if odd:
+        raise Refusal(400, f"the parameters of tool {odd} are no JSON schema: an object", "invalid_tool", "tools")
     if choice in (None, "auto"):
         return found, None
     if choice == "none":

@@ -21,7 +21,7 @@ from drivetrain.inference.serve.served import Served
 from drivetrain.web.event_stream import event
 from drivetrain.web.refusals import Refusal
 
-TEXTS = {"input_text", "output_text", "text"}
+TEXTS = ("input_text", "output_text", "text")
 
 
 class ResponsesRequest(AnswerFields):
