@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 from drivetrain.config.load import validate
+from drivetrain.workloads.language_model import LanguageModelWorkload
 from drivetrain.workloads.loss_contract import LOSS, NO_CONTEXT
 from drivetrain.workloads.process_reward import ProcessRewardWorkload
 from tests.tiny_language import LLAMA, config, write_lines
@@ -155,6 +156,33 @@ def test_a_process_reward_model_learns_which_steps_are_right_and_a_cut_run_goes_
     [steps, right] = re.findall(r"steps ([\d,]+), of which ([\d,]+) are marked as right", " ".join(out.split()))[0]
     assert int(steps) == 720
     assert abs(int(right) - 600) < 15, "a third of the answers has a wrong one; a tenth is held out"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("loss", ["steps", "bradley_terry"])
+def test_an_adapter_that_scores_is_exported_as_what_transformers_scores_with(
+    drivetrain: Run, tmp_path: Path, loss: str
+) -> None:
+    base = LanguageModelWorkload(config(tmp_path, [{"instruction": "a", "output": "b"}]), 0)
+    base.build_model().save_pretrained(tmp_path / "base")  # type: ignore[operator]
+    base.tokenizer.save_pretrained(tmp_path / "base")
+    rows = sums(60)
+    if loss == "bradley_terry":
+        rows = [{"prompt": row["prompt"], "chosen": "yes", "rejected": "never"} for row in rows]
+    model, adapter = {"path": str(tmp_path / "base")}, {"method": "lora", "rank": 4}
+    path = run_file(tmp_path, rows, adapter=adapter, loop={"epochs": 1})
+    given = [path, f"workload.preference.loss={loss}", f"workload.model={json.dumps(model)}", "--quiet"]
+    code, _, words = drivetrain("train", *given)
+    assert code == 0, words
+    code, _, words = drivetrain(
+        "export", str(tmp_path / "run"), "--to", "transformers", "--output", str(tmp_path / "e")
+    )
+    assert code == 0, words
+    kind = AutoModelForTokenClassification if loss == "steps" else AutoModelForSequenceClassification
+    loaded = kind.from_pretrained(tmp_path / "e")
+    labels = {0: "incorrect", 1: "correct"} if loss == "steps" else {0: "reward"}
+    assert loaded.config.id2label == labels
+    assert loaded.config.pad_token_id == base.tokenizer.eos_token_id
 
 
 def test_a_loss_of_steps_goes_with_no_other_and_its_separator_with_no_other_loss() -> None:

@@ -43,12 +43,14 @@ def finished_model(workload: WorkloadBlock, folder: Path, of_a_base: bool) -> nn
 
 def _base(auto: str, workload: WorkloadBlock, described: dict[str, Any]) -> nn.Module:
     options = _model_of(workload)
-    overrides = {}
+    overrides: dict[str, Any] = {}
     if workload.rope_scaling is not None:
         config = config_of(options.path, None, FIELD, options.trust_remote_code)
         overrides = rope_scaling_config(config, workload.rope_scaling)
     names = described.get("id2label") or {}
-    labels = [names[key] for key in sorted(names, key=int)] if workload.has_classes else []
+    labels = [] if workload.is_causal else [names[key] for key in sorted(names, key=int)]
+    if not workload.is_causal and described.get("pad_token_id") is not None:  # by which a scorer finds the last token
+        overrides["pad_token_id"] = described["pad_token_id"]
     trusted = options.trust_remote_code
     return build_classifier(
         auto, options.path, None, labels, FIELD, lambda _: None, overrides=overrides, trusted=trusted
