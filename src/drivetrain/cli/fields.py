@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any
@@ -98,4 +99,6 @@ def _default(info: Any) -> str:
     if info.is_required():
         return "required"
     value = info.default
+    if isinstance(value, str) and not value.isprintable():
+        return json.dumps(value)
     return "" if value is None or isinstance(value, BaseModel) else str(value)

@@ -11,7 +11,7 @@ from drivetrain.config.workload_block import WorkloadBlock
 KINDS = {
     "AutoModelForCausalLM": "language model",
     "AutoModelForSequenceClassification": "text classifier",
-    "AutoModelForTokenClassification": "scorer of steps",
+    "AutoModelForTokenClassification": "process reward model",
     "AutoModelForImageClassification": "image classifier",
     "": "own model",
 }

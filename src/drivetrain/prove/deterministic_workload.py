@@ -79,6 +79,10 @@ class Stilled(Workload):
         return self._inner.loss_sums(model, batch, context)
 
     @property
+    def second_pass(self) -> str | None:
+        return self._inner.second_pass
+
+    @property
     def has_statistics(self) -> bool:
         return self._inner.has_statistics
 

@@ -137,12 +137,16 @@ class _Reader(distributed.FileSystemReader):
         return metadata
 
 
+# as Python 3.13 writes it, and no other has it; as the pickles of protocol 2 have it
+RENAMED = {"pathlib._local": "pathlib", "__builtin__": "builtins"}
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout)
+        module = RENAMED.get(module, module)
         if f"{module}.{name}" == pickles.GETATTR:
             return pickles.member
-        module = "pathlib" if module == "pathlib._local" else module  # as Python 3.13 writes it, and no other has it
         if (module, name) in KNOWN or is_dtype:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is none of torch's metadata and could run code")
