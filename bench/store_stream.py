@@ -196,7 +196,13 @@ def _environment(folder: Path, name: str, number: int) -> dict[str, str]:
     sizes = [file.stat().st_size for file in (folder / "shards").iterdir()]
     held = max(sum(sizes) / 50, 6 * max(sizes)) / 1e9
     own = {"XDG_CACHE_HOME": str(folder / f"cache-{name}-{number}"), "RECORDED_ROWS": str(folder / f"rows-{name}")}
-    return {**os.environ, **own, "DRIVETRAIN_STORE_CACHE_GB": repr(held)}
+    return {**_finding_this(), **own, "DRIVETRAIN_STORE_CACHE_GB": repr(held)}
+
+
+def _finding_this() -> dict[str, str]:
+    """Returns the environment in which a process elsewhere finds this bench as a module."""
+    path = os.pathsep.join(filter(None, [str(RESULTS.parents[1]), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def upload(folder: Path, address: str) -> None:
@@ -222,7 +228,7 @@ def side_by_side(server: StoreServer, folder: Path, pairs: int) -> dict[tuple[st
             for name in ("ours", "litdata") if number % 2 == 0 else ("litdata", "ours"):
                 cache = folder / f"read-{name}-{workers}-{number}"
                 words = _reader(name, places[name], "--workers", str(workers), "--cache", str(cache))
-                environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+                environment = {**_finding_this(), "XDG_CACHE_HOME": str(cache)}
                 done = subprocess.run(words, check=True, stdout=subprocess.PIPE, env=environment)
                 found.setdefault((name, workers), []).append(json.loads(done.stdout.splitlines()[-1]))
                 print(name, workers, found[name, workers][-1], flush=True)
