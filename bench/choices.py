@@ -1,0 +1,235 @@
+"""What `engine=auto precision=auto` chooses, beside the time that each engine is measured to take.
+
+    python bench/choices.py --folder work        # work/data, work/models: as the recipes name them
+
+A case is a recipe, and of some a limit to a process' memory that one process breaks. The search plans it for this
+machine, which `drivetrain calibrate` has measured; then the choice and every engine, with all else as the run file has
+it, take real steps under the same limit (planned_ranks.py). Precisions are those that the search may choose from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from planned import ALONE, RESULTS, ROOT, SHORTER, TOGETHER, measured, settings
+from planned import latest as planned_rows
+from tables import machine_line, markdown_table, write
+
+from drivetrain.config.load import load
+from drivetrain.errors import UserError
+from drivetrain.plan.planning import planned
+from drivetrain.plan.rows import Plan, Row
+
+CASES: tuple[tuple[str, float | None], ...] = (  # GiB that a process may take
+    ("linear", None),
+    ("digits", None),
+    ("digits-small-lr", None),
+    ("shakespeare-char", None),
+    ("hotel-bert", None),
+    ("cifar10-small", None),
+    ("alpaca-sft", None),
+    ("rewards-grpo", None),
+    ("shakespeare-mesh", 0.95),
+    ("shakespeare-mesh", 0.7),
+    ("cifar10-resnet50-224", 1.5),
+    ("preferences-dpo", 1.2),
+    ("shakespeare-mesh", None),
+    ("cifar10-resnet50-224", None),
+    ("alpaca-qlora", None),
+    ("distill", None),
+    ("preferences-dpo", None),
+)
+NEAR = 0.05  # of the best
+INTRODUCTION = f"""Made by `python bench/choices.py`. Each recipe is planned with `engine=auto precision=auto`; then the
+choice and every engine on one and two ranks are measured, a new process a rank, under the same limit to the memory of
+each process (`memory_limit`, of which libraries take the most). Without a limit, the engines' times are those of
+[planned](planned.md), of which the quickest is measured anew beside the choice, by turns, twice;
+where the choice is that very way, it has its time. A choice counts as right if its step takes at most {NEAR:.0%} longer
+than the quickest that was measured. Recipes whose step takes a minute are cut as in [planned](planned.md)."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=ROOT, help="where the recipes find data and models")
+    parser.add_argument("--rows", type=lambda text: Path(text).resolve(), default=RESULTS / "choices.jsonl")
+    parser.add_argument("--planned", type=lambda text: Path(text).resolve(), default=RESULTS / "planned.jsonl")
+    parser.add_argument("--again", action="store_true", help="measure all again")
+    parser.add_argument("--page", action="store_true", help="only write the table")
+    options = parser.parse_args()
+    os.chdir(options.folder)
+    options.memory, options.prefix = False, ""
+    known = {} if options.again else latest(options.rows)
+    for recipe, limit in () if options.page else CASES:
+        if (recipe, limit) not in known:
+            found = case(recipe, limit, options)
+            with options.rows.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+            print(line(found), flush=True)
+    write(RESULTS / "choices.md", page(list(latest(options.rows).values())))
+
+
+def latest(rows: Path) -> dict[tuple[str, float | None], dict[str, Any]]:
+    lines = rows.read_text().splitlines() if rows.exists() else []
+    return {(row["recipe"], row["limit"]): row for row in map(json.loads, lines)}
+
+
+def case(recipe: str, limit: float | None, options: argparse.Namespace) -> dict[str, Any]:
+    file, own = ROOT / "recipes" / f"{recipe}.yaml", [*SHORTER.get(recipe, [])]
+    if limit is not None:
+        own.append(f"memory_limit={limit}")
+    plan = planned(file, [*own, "engine=auto", "precision=auto"], "this machine")
+    assert plan.choice is not None, f"{recipe}: no way fits in {limit} GiB"
+    choice = plan.choice
+    own_way = {"engine": choice.run.engine.label, "ranks": choice.run.world_size, "words": list(choice.overrides)}
+    others = list(engines(recipe, own, choice))
+    for way in (own_way, *others):
+        way["planned"] = planned_seconds(plan, way)
+    if limit is None:
+        from_table(file, own_way, others, recipe, options)
+    else:
+        for way in (own_way, *others):
+            way["measured"] = measured(file, way["ranks"], way["words"], options)
+    return {"recipe": recipe, "limit": limit, "choice": own_way, "others": others}
+
+
+def from_table(
+    file: Path, choice: dict[str, Any], others: list[dict[str, Any]], recipe: str, options: argparse.Namespace
+) -> None:
+    """Takes the engines' times from bench/planned.py's table; the quickest and the choice are measured anew, by turns,
+    unless they are the same way."""
+    table, precision = planned_rows(options.planned), settled(file, choice["words"])[2]
+    for way in others:
+        row = table.get((recipe, way["engine"], way["ranks"]))
+        alike = row is not None and row["planned"].get("precision") in (None, precision)
+        way["measured"] = row["measured"] if row and alike else measured(file, way["ranks"], way["words"], options)
+    quickest = min(others, key=lambda way: way["measured"].get("seconds", math.inf))
+    if settled(file, choice["words"]) == settled(file, quickest["words"]):
+        choice["measured"] = quickest["measured"]
+        return
+    rounds = [
+        {id(way): measured(file, way["ranks"], way["words"], options) for way in (choice, quickest)} for _ in "12"
+    ]
+    for way in (choice, quickest):
+        found = [each[id(way)] for each in rounds]
+        way["measured"] = min(found, key=lambda each: each.get("seconds", math.inf))
+
+
+def settled(file: Path, words: list[str]) -> tuple[Any, ...]:
+    """Returns what of a run's settings a plan may choose."""
+    run, problems = load(file, words)
+    assert run is not None, problems
+    return (run.engine.label, run.world_size, run.precision, run.micro_batch, run.recompute, run.offload_activations)
+
+
+def engines(recipe: str, own: list[str], choice: Row) -> Iterator[dict[str, Any]]:
+    """Yields every engine but those that rules refuse, as bench/planned.py runs them."""
+    precision = f"precision={choice.run.precision}"
+    for name in (*ALONE, *TOGETHER):
+        ranks = 1 if name in ALONE else 2
+        words = [*settings(recipe, name, ranks), *own, precision]
+        yield {"engine": name, "ranks": ranks, "words": list(dict.fromkeys(words))}
+
+
+def planned_seconds(plan: Plan, way: dict[str, Any]) -> float | None:
+    """Returns the least time of the engine's ways in the plan."""
+    label = way["engine"].removeprefix("mesh.")
+    alike = [row for row in plan.rows if row.run.engine.label == label and row.run.world_size == way["ranks"]]
+    return min((row.seconds for row in alike if row.seconds is not None), default=None)
+
+
+def outcome(found: dict[str, Any]) -> tuple[float | None, float | None]:
+    """Returns the measured seconds of the choice, and of the quickest way."""
+    own = found["choice"]["measured"].get("seconds")
+    times = [
+        each["measured"]["seconds"] for each in (found["choice"], *found["others"]) if "seconds" in each["measured"]
+    ]
+    return own, min(times, default=None)
+
+
+def line(found: dict[str, Any]) -> str:
+    own, best = outcome(found)
+    return f"{found['recipe']} {found['limit']}: {' '.join(found['choice']['words'])}: {own}, best {best}"
+
+
+def page(cases: list[dict[str, Any]]) -> str:
+    head = [
+        "recipe",
+        "limit, GiB",
+        "the plan's choice",
+        "its step",
+        "the quickest",
+        "its step",
+        "choice / quickest",
+        "",
+    ]
+    right = [case for case in cases if is_right(case)]
+    winners = {case["choice"]["engine"] for case in right if case["limit"] is not None}
+    parts = [
+        "# The plan's choice beside the quickest",
+        INTRODUCTION,
+        machine_line(),
+        f"Right: {len(right)} of {len(cases)}; of those with a limit by {len(winners)} different engines.",
+        markdown_table(head, [cells(case) for case in cases]),
+        *unmeasured(cases),
+        "All that was measured, milliseconds a step:",
+        markdown_table(["recipe", "limit, GiB", "engines"], [[*name(case), all_of(case)] for case in cases]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def unmeasured(cases: list[dict[str, Any]]) -> list[str]:
+    """Returns a sentence that names the cases without a row, if there are any."""
+    known = {(case["recipe"], case["limit"]) for case in cases}
+    left = [
+        recipe if limit is None else f"{recipe} in {limit:g} GiB"
+        for recipe, limit in CASES
+        if (recipe, limit) not in known
+    ]
+    return [f"Not measured yet: {', '.join(left)}."] if left else []
+
+
+def is_right(found: dict[str, Any]) -> bool:
+    own, best = outcome(found)
+    return own is not None and best is not None and own <= best * (1 + NEAR)
+
+
+def name(found: dict[str, Any]) -> list[str]:
+    return [found["recipe"], "-" if found["limit"] is None else f"{found['limit']:g}"]
+
+
+def cells(found: dict[str, Any]) -> list[str]:
+    own, best = outcome(found)
+    ways = [found["choice"], *found["others"]]
+    quickest = next((each["engine"] for each in ways if each["measured"].get("seconds") == best), "-")
+    words = " ".join(each for each in found["choice"]["words"] if not each.startswith("memory_limit"))
+    ratio = "-" if own is None or best is None else f"{own / best:.2f}"
+    verdict = "right" if is_right(found) else "wrong"
+    return [*name(found), f"`{words}`", milliseconds(own), quickest, milliseconds(best), ratio, verdict]
+
+
+def all_of(found: dict[str, Any]) -> str:
+    return ", ".join(f"{each['engine']} {time_of(each)}" for each in found["others"])
+
+
+def time_of(way: dict[str, Any]) -> str:
+    seconds, failed = way["measured"].get("seconds"), str(way["measured"].get("failed", ""))
+    if seconds is not None:
+        return f"{1000 * seconds:,.1f}"
+    return "out of memory" if "memory" in failed.lower() else "refused"
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:,.1f} ms"
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"{error}") from error
