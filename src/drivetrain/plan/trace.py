@@ -155,13 +155,13 @@ class Record:
 
         in_flight: whether several micro-batches are under way at once. Where they are not, and there are many, three
         of the largest stand for all: from the second on each holds the same, and what one more costs shows beside two;
-        and the first step, which makes the optimizer's state, has one.
+        and the first step, after which the optimizer has its state and gradients were added up once, has two.
         """
         stand_ins = [max(batches, key=_size)] * STAND_INS if len(batches) > FEW and not in_flight else batches
         share = 1.0
         with self.memory:
             _note_held(self.memory, engine, batches)
-            _step(engine, stand_ins if in_flight else stand_ins[:1], self.memory)
+            _step(engine, stand_ins if in_flight else stand_ins[:2], self.memory)
             if stand_ins is not batches:
                 share = sum(map(_size, batches)) / _size(stand_ins[0]) - (STAND_INS - 1)
                 with self._fewer:
