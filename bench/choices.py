@@ -1,4 +1,4 @@
-"""What `engine=auto precision=auto` chooses, beside the time that each engine is measured to take.
+"""Compares what `engine=auto precision=auto` chooses with the time that each engine is measured to take.
 
     python bench/choices.py --folder work        # work/data, work/models: as the recipes name them
 

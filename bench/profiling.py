@@ -1,4 +1,4 @@
-"""What `drivetrain profile` costs: a step with the profiler against one without it.
+"""Measures the cost of `drivetrain profile`: a step with the profiler against one without it.
 
     python -m bench.profiling
 

@@ -112,7 +112,7 @@ STORES: dict[str, Callable[[Path], AbstractContextManager[StoreServer]]] = {"mot
 
 @dataclass
 class Killed:
-    """What was found at the kills of a run that came to its end as it should. moments: which request came last."""
+    """The kills of a run that came to its end as it should. moments: the last request before each kill."""
 
     steps: int
     moments: list[str] = field(default_factory=list)

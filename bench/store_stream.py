@@ -81,7 +81,7 @@ def main() -> None:
 
 @dataclass
 class Disturbed:
-    """What came over a training that ended as it should. kills: steps of the curve at them."""
+    """The faults and kills of a training that ended as it should. kills: the step at which each came."""
 
     kills: list[int] = field(default_factory=list)
     requests: Counter[str] = field(default_factory=Counter)

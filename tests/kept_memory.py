@@ -11,7 +11,7 @@ FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks",
 
 
 class _MallInfo(ctypes.Structure):
-    """What glibc's mallinfo2 returns."""
+    """The fields that glibc's mallinfo2 returns."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in FIELDS]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from drivetrain.config.training import Loader
 from drivetrain.data.language.chat import ChatTemplate
+from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.loader import Window, training_windows
 from drivetrain.data.micro_batches import Lengths, Slice
 from drivetrain.errors import UserError
@@ -547,6 +548,30 @@ def test_a_prompt_of_several_pairs_is_answered_once_at_evaluations(tmp_path: Pat
     made = config(tmp_path, ANSWERED, stage="dpo", template="chatml", pairs="all", evaluation_fraction=0.25)
     work = LanguageModelWorkload(made.model_validate({**made.model_dump(), "generate": {"samples": 6}}), 0)
     assert len({prompt.text for prompt in work.prompts}) == len(work.prompts) == 6
+
+
+class OnDisk(Sequence[Any]):
+    """A million conversations, each decoded when it is asked for."""
+
+    def __init__(self) -> None:
+        self.decoded: list[int] = []
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: Any) -> Any:
+        assert isinstance(index, int), "a slice would decode all that it holds"
+        self.decoded.append(index)
+        return Conversation((Message("user", "ask"), Message("assistant", "answer")), (), f"row {index}")
+
+
+def test_of_a_million_rows_only_as_many_are_decoded_for_prompts_as_are_asked_for(tmp_path: Path) -> None:
+    made = config(tmp_path, ROWS)
+    reader = LanguageReader(made.model_validate({**made.model_dump(), "generate": {"samples": 1}}), 0)
+    stored = OnDisk()
+    reader._hold(stored)
+    assert len(reader.held) == 8
+    assert len(stored.decoded) <= 9
 
 
 def test_all_pairs_are_refused_where_no_row_has_several_answers(tmp_path: Path) -> None:

@@ -21,9 +21,8 @@ WHITESPACE = {
 
 MOST_PROPERTIES = 500  # of one object: the time to compile grows with their square, and 8,000 take minutes
 MOST_MEMBERS = 5_000  # keys of objects and members of lists, of the whole schema
-RENEWED = (
-    4096  # forms after which the library's view of the vocabulary is made anew: each new form leaves 700 bytes there
-)
+# forms after which the library's view of the vocabulary is made anew: each new form leaves 700 bytes there
+RENEWED = 4096
 MOST_CHARACTERS = 200_000  # of all texts in it: a pattern of two million takes a second and 200 MB
 
 

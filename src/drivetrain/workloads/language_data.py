@@ -208,8 +208,8 @@ class LanguageReader:
         return cuts[0].samples, cuts[1].samples
 
     def _hold(self, conversations: Sequence[Conversation]) -> None:
-        for talk in conversations[: len(conversations) if self._most_held > len(self.held) else 0]:
-            if len(self.held) == self._most_held:
+        for talk in conversations:  # one by one: those on disk may be millions
+            if len(self.held) >= self._most_held:
                 return
             if not self.held or self.held[-1].where != talk.where:  # pairs of one row have one prompt
                 self.held.append(talk)

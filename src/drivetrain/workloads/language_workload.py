@@ -83,11 +83,20 @@ class LanguageSamplesWorkload(Speaks):
 
     @property
     def lengths(self) -> Sequence[int] | None:
-        return _lengths(self.train) if self.packs or self._config.data.group_by_length else None
+        return self._lengths_of(self.train) if self.packs or self._config.data.group_by_length else None
 
     @property
     def evaluation_lengths(self) -> Sequence[int] | None:
-        return _lengths(self.evaluation) if self.packs and self.evaluation is not None else None
+        return self._lengths_of(self.evaluation) if self.packs and self.evaluation is not None else None
+
+    def _lengths_of(self, samples: JoinedSamples | StreamedMixture) -> list[int] | None:
+        """Returns the positions of each sample, if they are known before it is read."""
+        if isinstance(samples, StreamedMixture):
+            return None
+        known = [part.lengths for part in samples.parts if isinstance(part, TokenSamples)]
+        return (
+            [int(length) - 1 for lengths in known for length in lengths] if len(known) == len(samples.parts) else None
+        )
 
     @property
     def packs(self) -> bool:
@@ -171,11 +180,3 @@ class LanguageSamplesWorkload(Speaks):
         if isinstance(self.train, StreamedMixture):
             raise problem("--data", "a stream without evaluation data has none to predict for", "give --data")
         return self.train
-
-
-def _lengths(samples: JoinedSamples | StreamedMixture) -> list[int] | None:
-    """Returns the positions of each sample, if they are known before it is read."""
-    if isinstance(samples, StreamedMixture):
-        return None
-    known = [part.lengths for part in samples.parts if isinstance(part, TokenSamples)]
-    return [int(length) - 1 for lengths in known for length in lengths] if len(known) == len(samples.parts) else None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from drivetrain.config.preference import LOSSES
 from drivetrain.data.branches import begins_of
 from drivetrain.data.language.samples import JoinedSamples, Pair, PairSamples, Sample
+from drivetrain.data.streams.mixture import StreamedMixture
 from drivetrain.memory.transfers import on_host
 from drivetrain.models.cross_entropy import cross_entropies, log_square_sums
 from drivetrain.models.language_head import places_of_targets
@@ -54,18 +55,8 @@ class PreferenceWorkload(FromPreferences):
     def sides(self, sample: Pair) -> Mapping[str, Sample]:
         return dict(zip(SIDES, sample.sides, strict=True))
 
-    @property
-    def lengths(self) -> Sequence[int] | None:
-        wanted = self.packs or self._config.data.group_by_length
-        if not wanted or not isinstance(self.train, JoinedSamples):
-            return None
-        return pair_lengths(self.train, self.packs, self.shares_prompts)
-
-    @property
-    def evaluation_lengths(self) -> Sequence[int] | None:
-        if self.evaluation is None or not self.packs:
-            return None
-        return pair_lengths(self.evaluation, True, self.shares_prompts)
+    def _lengths_of(self, samples: JoinedSamples | StreamedMixture) -> list[int] | None:
+        return pair_lengths(samples, self.packs, self.shares_prompts) if isinstance(samples, JoinedSamples) else None
 
     def _pairs(self, batch: Batch) -> int:
         """Returns the number of pairs, known on the host."""

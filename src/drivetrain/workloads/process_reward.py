@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,33 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drivetrain.config.language import LanguageModel
 from drivetrain.data.language.samples import JoinedSamples, Sample, Steps, StepSamples
 from drivetrain.data.streams.mixture import StreamedMixture
-from drivetrain.models.model_folders import save_description
-from drivetrain.workloads.base import Batch, BestMetric, Outputs
+from drivetrain.workloads.base import Batch, Outputs
 from drivetrain.workloads.exporting import PlainBatch
-from drivetrain.workloads.language_workload import LanguageSamplesWorkload
 from drivetrain.workloads.metrics import Accuracy, MacroF1, Metric
-from drivetrain.workloads.reward_build import STEP_LABELS, build_reward_model, padding_of
+from drivetrain.workloads.reward_build import STEP_LABELS
+from drivetrain.workloads.scoring import ScoringWorkload
 
 RIGHT = STEP_LABELS.index("correct")
 
 
-class ProcessRewardWorkload(LanguageSamplesWorkload):
-    def __init__(self, config: LanguageModel, seed: int) -> None:
-        super().__init__(config, seed)
-        self._pad = padding_of(self._reader.tokenizer)
-
-    def build_model(self) -> nn.Module:
-        parts = self.adapters, self.fake_quantiser
-        built = build_reward_model(self._config, self._reader, self._pad, self._packs, *parts)
-        self._packs = built.packed is not None
-        for note in built.notes:
-            self._reader.warn(note)
-        self._extra = built.extra
-        return built.model
-
+class ProcessRewardWorkload(ScoringWorkload):
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def collate(self, samples: Sequence[Steps]) -> Batch:
@@ -60,19 +44,13 @@ class ProcessRewardWorkload(LanguageSamplesWorkload):
             given = {"input_ids": np.concatenate(ids)[None], "position_ids": _positions(lengths)[None]}
         else:
             before = max(lengths) * np.arange(len(ids))
-            given = {"input_ids": self._padded(ids)}
+            given = {"input_ids": self._padded(ids).numpy()}
         steps = {
             "ends": np.concatenate([places + start for places, start in zip(ends, before, strict=True)]),
             "labels": np.concatenate(labels).astype(np.int64),
             "sample_of": np.repeat(np.arange(len(ids)), [len(places) for places in ends]),
         }
         return {name: torch.from_numpy(each) for name, each in {**given, **steps}.items()}
-
-    def _padded(self, rows: Sequence[np.ndarray]) -> np.ndarray:
-        table = np.full((len(rows), max(map(len, rows))), self._pad, dtype=np.int64)
-        for number, ids in enumerate(rows):
-            table[number, : len(ids)] = ids
-        return table
 
     def shown(self, sample: Steps) -> str:
         """Returns its text, each step with whether it is right."""
@@ -85,13 +63,10 @@ class ProcessRewardWorkload(LanguageSamplesWorkload):
     def sides(self, sample: Steps) -> Mapping[str, Sample]:
         return {"text": sample.own}
 
-    @property
-    def lengths(self) -> Sequence[int] | None:
-        return _lengths(self.train) if self.packs or self._config.data.group_by_length else None
-
-    @property
-    def evaluation_lengths(self) -> Sequence[int] | None:
-        return _lengths(self.evaluation) if self.packs and self.evaluation is not None else None
+    def _lengths_of(self, samples: JoinedSamples | StreamedMixture) -> list[int] | None:
+        if not isinstance(samples, JoinedSamples):
+            return None
+        return [int(n) for part in samples.parts if isinstance(part, StepSamples) for n in part.own.lengths]
 
     # --- the loss -----------------------------------------------------------------------------------------------------
 
@@ -127,31 +102,12 @@ class ProcessRewardWorkload(LanguageSamplesWorkload):
         F1, since most steps are right in most data."""
         return {"step_accuracy": Accuracy(), "step_f1": MacroF1(len(STEP_LABELS))}
 
-    @property
-    def best_metric(self) -> BestMetric:
-        return BestMetric("loss", higher_is_better=False)
-
     # --- files --------------------------------------------------------------------------------------------------------
 
     def plain_batch(self, model: nn.Module, samples: Sequence[Steps]) -> PlainBatch:
         del model
-        ids = self._padded([each.own[0] for each in samples])
-        mask = np.zeros_like(ids)
-        for row, each in enumerate(samples):
-            mask[row, : len(each.own[0])] = 1
-        return PlainBatch({"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}, None)
-
-    def save_assets(self, model: nn.Module, folder: Path) -> None:
-        save_description(model, folder)
-        self._reader.tokenizer.save_pretrained(folder)
+        return self._plain([each.own[0] for each in samples])
 
 
 def _positions(lengths: Sequence[int]) -> np.ndarray:
     return np.concatenate([np.arange(length) for length in lengths])
-
-
-def _lengths(samples: JoinedSamples | StreamedMixture) -> list[int]:
-    """Returns the positions of each sample."""
-    assert isinstance(samples, JoinedSamples), "stages that learn from preferences read their data whole"
-    parts = [part for part in samples.parts if isinstance(part, StepSamples)]
-    return [int(length) for part in parts for length in part.own.lengths]

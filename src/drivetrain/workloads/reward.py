@@ -14,35 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drivetrain.config.language import LanguageModel
 from drivetrain.data.language.samples import JoinedSamples, Pair, Sample
-from drivetrain.models.model_folders import save_description
-from drivetrain.workloads.base import Batch, BestMetric, Outputs
+from drivetrain.data.streams.mixture import StreamedMixture
+from drivetrain.workloads.base import Batch, Outputs
 from drivetrain.workloads.exporting import PlainBatch
-from drivetrain.workloads.language_workload import LanguageSamplesWorkload
 from drivetrain.workloads.loss_contract import LOSS, ONE_TERM, LossContext
 from drivetrain.workloads.metrics import MeanOfColumn, Metric
 from drivetrain.workloads.preference import SIDES, pair_lengths
-from drivetrain.workloads.reward_build import build_reward_model, padding_of
+from drivetrain.workloads.scoring import ScoringWorkload
 
 CENTRING = "centring"
 COLUMNS = {"reward_accuracy": True, "reward_chosen": True, "reward_rejected": False}  # of predictions, (P, 3)
 
 
-class RewardWorkload(LanguageSamplesWorkload):
-    def __init__(self, config: LanguageModel, seed: int) -> None:
-        super().__init__(config, seed)
-        self._pad = padding_of(self._reader.tokenizer)
-
-    def build_model(self) -> nn.Module:
-        parts = self.adapters, self.fake_quantiser
-        built = build_reward_model(self._config, self._reader, self._pad, self._packs, *parts)
-        self._packs = built.packed is not None
-        for note in built.notes:
-            self._reader.warn(note)
-        self._extra = built.extra
-        return built.model
-
+class RewardWorkload(ScoringWorkload):
     def sides(self, sample: Pair) -> Mapping[str, Sample]:
         return dict(zip(SIDES, sample.sides, strict=True))
 
@@ -68,28 +53,12 @@ class RewardWorkload(LanguageSamplesWorkload):
         given = {"input_ids": ids, "position_ids": positions, "ends": torch.from_numpy(before + ends - starts)}
         return {**given, "margins": margins}
 
-    def _padded(self, answers: Sequence[np.ndarray]) -> Tensor:
-        table = np.full((len(answers), max(map(len, answers))), self._pad, dtype=np.int64)
-        for number, ids in enumerate(answers):
-            table[number, : len(ids)] = ids
-        return torch.from_numpy(table)
-
     def shown(self, sample: Pair) -> str:
         texts = [self._reader.tokenizer.decode(ids.tolist()) for ids, _ in sample.sides]
         return f"chosen: {texts[0]}\nrejected: {texts[1]}"
 
-    @property
-    def lengths(self) -> Sequence[int] | None:
-        wanted = self.packs or self._config.data.group_by_length
-        if not wanted or not isinstance(self.train, JoinedSamples):
-            return None
-        return pair_lengths(self.train, self.packs, self.shares_prompts)
-
-    @property
-    def evaluation_lengths(self) -> Sequence[int] | None:
-        if self.evaluation is None or not self.packs:
-            return None
-        return pair_lengths(self.evaluation, True, self.shares_prompts)
+    def _lengths_of(self, samples: JoinedSamples | StreamedMixture) -> list[int] | None:
+        return pair_lengths(samples, self.packs, self.shares_prompts) if isinstance(samples, JoinedSamples) else None
 
     # --- the loss -----------------------------------------------------------------------------------------------------
 
@@ -140,20 +109,8 @@ class RewardWorkload(LanguageSamplesWorkload):
     def derived(self, values: Mapping[str, float]) -> dict[str, float]:
         return {"reward_margin": values["reward_chosen"] - values["reward_rejected"]}
 
-    @property
-    def best_metric(self) -> BestMetric:
-        return BestMetric("loss", higher_is_better=False)
-
     # --- files --------------------------------------------------------------------------------------------------------
 
     def plain_batch(self, model: nn.Module, samples: Sequence[Pair]) -> PlainBatch:
         del model
-        ids = self._padded([pair.chosen[0] for pair in samples])
-        mask = torch.ones_like(ids)
-        for row, pair in enumerate(samples):
-            mask[row, len(pair.chosen[0]) :] = 0
-        return PlainBatch({"input_ids": ids, "attention_mask": mask}, None)
-
-    def save_assets(self, model: nn.Module, folder: Any) -> None:
-        save_description(model, folder)
-        self._reader.tokenizer.save_pretrained(folder)
+        return self._plain([pair.chosen[0] for pair in samples])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.preference import LOSSES
 from drivetrain.data.language.samples import JoinedSamples, Labelled, LabelledSamples, Sample
+from drivetrain.data.streams.mixture import StreamedMixture
 from drivetrain.errors import problem
 from drivetrain.workloads.against_reference import CARRIED, FromPreferences, summed
 from drivetrain.workloads.base import Batch, Outputs, Samples
@@ -56,14 +57,11 @@ class UnpairedWorkload(FromPreferences):
     def sides(self, sample: Labelled) -> Mapping[str, Sample]:
         return {"desirable" if sample.desirable else "undesirable": sample.own}
 
-    @property
-    def lengths(self) -> Sequence[int] | None:
-        wanted = self.packs or self._config.data.group_by_length
-        return _lengths(self.train) if wanted and isinstance(self.train, JoinedSamples) else None
-
-    @property
-    def evaluation_lengths(self) -> Sequence[int] | None:
-        return None if self.evaluation is None or not self.packs else _lengths(self.evaluation)
+    def _lengths_of(self, samples: JoinedSamples | StreamedMixture) -> list[int] | None:
+        """Returns the positions of each sample; the mismatched ones pass without gradient."""
+        if not isinstance(samples, JoinedSamples):
+            return None
+        return [int(n) - 1 for part in samples.parts if isinstance(part, LabelledSamples) for n in part.own.lengths]
 
     # --- the loss -----------------------------------------------------------------------------------------------------
 
@@ -168,8 +166,3 @@ def _check_labels(samples: object) -> None:
         only = "desirable (true)" if labels == {True} else "undesirable (false)"
         fix = "give rows of both kinds" + (", or workload.stage: sft" if labels == {True} else "")
         raise problem(TRAIN, f"every answer is labelled as {only}", fix)
-
-
-def _lengths(samples: JoinedSamples) -> list[int]:
-    """Returns the positions of each sample; the mismatched ones pass without gradient."""
-    return [int(n) - 1 for part in samples.parts if isinstance(part, LabelledSamples) for n in part.own.lengths]

@@ -99,7 +99,8 @@ def _read_steps(row: Mapping[str, Any], form: RowSchema, where: str, replace: Ma
     answer = {**row, form.required["completions"]: "\n".join(step for step, _ in steps)}
     found = _read_one(answer, form.of_answer, where, replace)
     if replace:
-        steps = tuple((_replaced(step, replace), label) for step, label in steps)
+        filled = _filling(replace)
+        steps = tuple((filled(step), label) for step, label in steps)
     return dataclasses.replace(found, steps=steps)
 
 
@@ -160,16 +161,17 @@ def _read_one(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapp
     if messages[-1].role != "assistant":
         raise RowError(f"it ends with a message of the {messages[-1].role}, where the assistant's reply must stand")
     if replace:
-        messages = [_filled(each, lambda text: _replaced(text, replace)) for each in messages]
+        filled = _filling(replace)
+        messages = [_filled(each, filled) for each in messages]
     tools = read_tools(form.value(row, "tools"))
     _check_can_be_written(messages, tools)
     return Conversation(tuple(messages), tools, where)
 
 
-def _replaced(text: str, replace: Mapping[str, str]) -> str:
-    """Returns the text with the keys of `replace` replaced, the longest first."""
-    pattern = "|".join(re.escape(each) for each in sorted(replace, key=len, reverse=True))
-    return re.sub(pattern, lambda found: replace[found[0]], text)
+def _filling(replace: Mapping[str, str]) -> Callable[[str], str]:
+    """Returns what replaces the keys of `replace` in a text, the longest first."""
+    pattern = re.compile("|".join(re.escape(each) for each in sorted(replace, key=len, reverse=True)))
+    return lambda text: pattern.sub(lambda found: replace[found[0]], text)
 
 
 def _filled(message: Message, fill: Callable[[str], str]) -> Message:

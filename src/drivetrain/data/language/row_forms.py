@@ -64,9 +64,10 @@ def _form_of_steps(
     if source.formatting not in ("auto", "trl"):
         why = f"{source.path}: answers that are marked step by step have no form in {source.formatting}"
         raise problem(field, why, "leave formatting out; rows are {prompt: ..., completions: [...], labels: [...]}")
-    lacking = [name for name in STEP_COLUMNS if columns.get(name, name) not in keys_of(rows)]
+    keys = keys_of(rows)
+    lacking = [name for name in STEP_COLUMNS if columns.get(name, name) not in keys]
     if lacking:
-        there = ", ".join(keys_of(rows)) or "nothing"
+        there = ", ".join(keys) or "nothing"
         why = f"rows of {source.path} have {there}: no column {' or '.join(map(repr, lacking))}"
         raise problem(
             field, why, "name them, columns: {completions: ..., labels: ...}, or leave preference.loss: steps out"
