@@ -93,11 +93,17 @@ def test_processes_start_once_the_rate_of_this_one_says_that_they_pay(
     monkeypatch.setattr(block_work, "PROCESS_SECONDS", pays_for)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     original, here = block_work.make_block, []
+    # a process takes seconds to start where others have the cores: the last blocks here wait for its first
+    deadline = time.monotonic() + 60
 
     def slow(work: Any, number: int) -> None:
         time.sleep(0.02)
         here.append(number)
         original(work, number)
+        while len(here) == 30 and not all_here and time.monotonic() < deadline:
+            if len(list(work.folder.glob("block-*.npz"))) > len(here):
+                return
+            time.sleep(0.02)
 
     monkeypatch.setattr(block_work, "make_block", slow)
     tokens, _ = stored_tokens(tokenizer, rows, None, 16, tmp_path / "cache")
