@@ -96,20 +96,19 @@ class BasePath:
 
 
 def _add_page(app: FastAPI) -> None:
-    """Adds the files of the page."""
-
+    """Adds the files of the page. They are in memory: a thread for each request would cost more than its answer."""
     files = PageFiles()
 
     @app.get("/", include_in_schema=False)
-    def page(request: Request) -> Response:
+    async def page(request: Request) -> Response:
         return files.answer("index.html", request)
 
     @app.get("/login", include_in_schema=False)
-    def login_page(request: Request) -> Response:
+    async def login_page(request: Request) -> Response:
         return files.answer("login.html", request)
 
     @app.get("/static/{name:path}", include_in_schema=False)
-    def static(name: str, request: Request) -> Response:
+    async def static(name: str, request: Request) -> Response:
         return files.answer(name, request)
 
 

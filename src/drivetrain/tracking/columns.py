@@ -29,12 +29,13 @@ COLUMNS = {  # column → field of a step
     "samples_per_second": "samples_per_second",
     "utilisation": "utilisation",
 }
-MEASURED = (*COLUMNS, "memory", *(f"time_{part}" for part in PARTS))
+SHARES = {f"time_{part}": part for part in PARTS}
+MEASURED = (*COLUMNS, "memory", *SHARES)
 NAN = float("nan")
 MOST_MARKS = 2000
 IN_WORDS = ("run_started", "warning", "trouble", "run_finished")  # events that say something in words
 MOST_IN_WORDS = 200
-MOST_READ = 1 << 28  # bytes of a file at once
+BLOCK = 1 << 22  # bytes that are read at once
 
 
 class Curve:
@@ -52,21 +53,23 @@ class Curve:
         """Reads the lines that came since; one that is not whole yet is left."""
         with self._file.open("rb") as opened:
             opened.seek(self.end)
-            content = opened.read(MOST_READ)
-        whole = content.rfind(b"\n") + 1
-        for line in content[:whole].splitlines():
-            event = parsed(line)
-            if event is not None:
-                self._take(event)
-        self.end += whole
+            rest = b""
+            while block := opened.read(BLOCK):
+                lines = rest + block
+                whole = lines.rfind(b"\n") + 1
+                for line in lines[:whole].splitlines():
+                    event = parsed(line)
+                    if event is not None:
+                        self._take(event)
+                self.end += whole
+                rest = lines[whole:]
 
     def _take(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind in IN_WORDS:
             self.in_words.append(plain(event))
         if kind == "step":
-            for name, value in _point(event).items():
-                self.columns[name].append(NAN if value is None else float(value))
+            self._add(event)
         elif kind == "evaluation":
             at = {
                 name: self.columns[name][-1] if self.columns[name] else None for name in ("epoch", "samples", "seconds")
@@ -84,6 +87,19 @@ class Curve:
         elif kind == "warning":
             self._mark(int(self.columns["step"][-1]) if self.columns["step"] else 0, "warning", event["message"])
 
+    def _add(self, event: dict[str, Any]) -> None:
+        """Adds a point to every column. memory: bytes, of the kind that is largest; time_...: the part's share of the
+        time since the point before."""
+        columns = self.columns
+        for name, key in COLUMNS.items():
+            value = event.get(key)
+            columns[name].append(NAN if value is None else value)
+        columns["memory"].append(max(event.get("memory", {}).values(), default=NAN))
+        seconds = event.get("seconds_by_part", {})
+        total = sum(seconds.values())
+        for name, part in SHARES.items():
+            columns[name].append(seconds[part] / total if part in seconds and total else NAN)
+
     def _mark(self, step: int, kind: str, text: str) -> None:
         self.marks.append({"step": step, "kind": kind, "text": text})
         self.num_marks += 1
@@ -91,16 +107,6 @@ class Curve:
     def marks_after(self, seen: int) -> list[dict[str, Any]]:
         """Returns the marks that came after the first `seen` ones, as far as they are kept."""
         return list(self.marks)[max(0, seen - (self.num_marks - len(self.marks))) :]
-
-
-def _point(event: dict[str, Any]) -> dict[str, float | None]:
-    """Returns a point of every column. memory: bytes, of the kind that is largest; time_...: the part's share of the
-    time since the point before."""
-    found: dict[str, float | None] = {name: event.get(key) for name, key in COLUMNS.items()}
-    found["memory"] = max(event.get("memory", {}).values(), default=None)
-    seconds = event.get("seconds_by_part", {})
-    total = sum(seconds.values())
-    return found | {f"time_{part}": seconds[part] / total if part in seconds and total else None for part in PARTS}
 
 
 def thinned(values: array[float], most: int) -> list[int]:

@@ -1,17 +1,9 @@
 // One run: where it stands, its curves, its log, its checkpoints, and what can be done with it.
-import { get, part, post, remove } from "../api.js";
-import { chartsOf, extended, placeOf } from "../curves.js";
-import { Chart } from "../chart.js";
-import { CurveControls, curveView } from "../curve_controls.js";
-import { html, useEffect, useMemo, useRef, useState } from "../html.js";
-import { language, said, t, textOr } from "../language.js";
+import { get, html, link, part, post, remove, route, settle, useEffect, useMemo, useRef, useState, useStore } from "../base.js";
+import { Chart, chartsOf, CurveControls, curveView, placeOf, useCurve } from "../curves.js";
+import { bytes, duration, figure, language, moment, said, t, textOr, whole } from "../language.js";
 import { live } from "../live.js";
-import { LogTail } from "../log_tail.js";
-import { bytes, duration, figure, moment, whole } from "../numbers.js";
-import { Confirm, Copy, Failure, kindOf, Loading, Name, Note, Said, State, Tabs, useAnswer } from "../parts.js";
-import { Progress } from "../progress.js";
-import { link, route, settle } from "../route.js";
-import { useStore } from "../store.js";
+import { Confirm, Copy, Failure, kindOf, Loading, LogTail, Name, Note, Progress, Said, State, Tabs, useAnswer } from "../parts.js";
 
 const ENDED = ["completed", "stopped_early", "interrupted", "failed", "refused", "lost", "cancelled", "unknown"];
 const SILENT = 600; // seconds without a new line of events, after which the page says so
@@ -93,27 +85,8 @@ function Trouble({ run, events }) {
 }
 
 function Curves({ name, run, query }) {
-  const [curve, setCurve] = useState(null);
-  const [error, setError] = useState(null);
-  const cursor = useRef(undefined);
-  const busy = useRef(false);
-  const missed = useRef(false); // a change that came while an answer was awaited: it may be the last one
   const { log, weight, axis } = curveView(query);
-  const ask = () => {
-    if (busy.current) { missed.current = true; return; }
-    busy.current = true;
-    missed.current = false;
-    const asked = cursor.current === undefined ? "" : `&after=${part(cursor.current)}`;
-    get(`runs/${part(name)}/curve?most=2000${asked}`).then((answer) => {
-      cursor.current = answer.cursor;
-      setCurve((before) => extended(before, answer));
-      setError(null);
-    }, setError).finally(() => {
-      busy.current = false;
-      if (missed.current) ask();
-    });
-  };
-  useEffect(ask, [name, run.cursor, run.status]);
+  const [curve, error] = useCurve(name, run.cursor);
   const charts = useMemo(() => (curve ? chartsOf(curve, axis, weight) : []), [curve, axis, weight]);
   const marks = useMemo(() => (curve ? curve.marks.map((mark) => ({ ...mark, x: placeOf(mark, curve, axis) })) : []), [curve, axis]);
   if (error && !curve) return html`<${Failure} error=${error} />`;
