@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.runtime.strict_json import plain
-from drivetrain.tracking.jsonl import parsed
+from drivetrain.tracking.jsonl import parsed_lines
 
 PARTS = (  # of a training's time
     *("data", "forward", "backward", "forward_backward", "optimizer"),
@@ -22,6 +22,7 @@ COLUMNS = {  # column → field of a step
     "step": "step",
     "epoch": "epoch",
     "samples": "samples",
+    "tokens": "tokens",
     "seconds": "elapsed_seconds",
     "loss": "loss",
     "grad_norm": "grad_norm",
@@ -33,6 +34,7 @@ SHARES = {f"time_{part}": part for part in PARTS}
 MEASURED = (*COLUMNS, "memory", *SHARES)
 NAN = float("nan")
 MOST_MARKS = 2000
+MOST_RANKS = 32  # whose devices are told apart
 IN_WORDS = ("run_started", "warning", "trouble", "run_finished")  # events that say something in words
 MOST_IN_WORDS = 200
 BLOCK = 1 << 22  # bytes that are read at once
@@ -43,7 +45,8 @@ class Curve:
 
     def __init__(self, file: Path, inode: int) -> None:
         self._file, self.inode, self.end = file, inode, 0
-        self.columns = {name: array("d") for name in MEASURED}
+        self.columns = {name: array("d") for name in MEASURED}  # and, of several ranks, utilisation_0, ...
+        self._by_rank: list[array[float]] = []
         self.evaluations: list[dict[str, Any]] = []
         self.marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
         self.num_marks = 0  # of all time: the first ones are dropped
@@ -57,10 +60,8 @@ class Curve:
             while block := opened.read(BLOCK):
                 lines = rest + block
                 whole = lines.rfind(b"\n") + 1
-                for line in lines[:whole].splitlines():
-                    event = parsed(line)
-                    if event is not None:
-                        self._take(event)
+                for event in parsed_lines(lines[:whole].splitlines()):
+                    self._take(event)
                 self.end += whole
                 rest = lines[whole:]
 
@@ -71,9 +72,8 @@ class Curve:
         if kind == "step":
             self._add(event)
         elif kind == "evaluation":
-            at = {
-                name: self.columns[name][-1] if self.columns[name] else None for name in ("epoch", "samples", "seconds")
-            }
+            newest = {name: (self.columns[name] or [None])[-1] for name in ("epoch", "samples", "tokens", "seconds")}
+            at = {name: value for name, value in newest.items() if value == value}  # no NaN
             fields = {name: event[name] for name in ("step", "metrics", "best")}
             self.evaluations.append({**at, **fields})
             if event["best"]:
@@ -91,6 +91,12 @@ class Curve:
         """Adds a point to every column. memory: bytes, of the kind that is largest; time_...: the part's share of the
         time since the point before."""
         columns = self.columns
+        shares = event.get("utilisation_by_rank", [])[:MOST_RANKS]
+        while len(self._by_rank) < len(shares):
+            name = f"utilisation_{len(self._by_rank)}"
+            self._by_rank.append(columns.setdefault(name, array("d", [NAN] * len(columns["step"]))))
+        for rank, column in enumerate(self._by_rank):
+            column.append(shares[rank] if rank < len(shares) else NAN)
         for name, key in COLUMNS.items():
             value = event.get(key)
             columns[name].append(NAN if value is None else value)

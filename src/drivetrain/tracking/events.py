@@ -48,16 +48,19 @@ class StepDone(Event):
     samples: int  # so far
     samples_per_second: float
     elapsed_seconds: float
+    tokens: int | None = None  # so far, padding left out; None if samples have none
     terms: dict[str, float] = field(default_factory=dict)  # of a loss of several terms, the mean of each, unweighted
     memory: dict[str, int] = field(default_factory=dict)  # bytes: allocated and reserved of a GPU, resident on a CPU
     utilisation: float | None = None  # of the device, 0 to 1
+    # of several ranks each one's device, NaN where it is not known; of a CPU each process's share of its cores
+    utilisation_by_rank: list[float] = field(default_factory=list)
     seconds_by_part: dict[str, float] = field(default_factory=dict)  # data, forward, ...
 
     def as_dict(self) -> dict[str, Any]:
         """Leaves out the terms if the loss has only one, and what was not measured."""
         found = super().as_dict()
-        optional = ("terms", "memory", "utilisation", "seconds_by_part")
-        return {name: value for name, value in found.items() if name not in optional or value not in ({}, None)}
+        optional = ("tokens", "terms", "memory", "utilisation", "utilisation_by_rank", "seconds_by_part")
+        return {name: value for name, value in found.items() if name not in optional or value not in ({}, [], None)}
 
 
 @dataclass(frozen=True)

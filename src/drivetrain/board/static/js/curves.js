@@ -79,7 +79,8 @@ export function useCurve(name, sign) {
 function extended(before, answer) {
   if (!before || answer.reset) return answer;
   const columns = {};
-  for (const [name, values] of Object.entries(answer.columns)) columns[name] = [...(before.columns[name] ?? []), ...values];
+  const gaps = before.columns.step.map(() => null); // of what the points before did not have
+  for (const [name, values] of Object.entries(answer.columns)) columns[name] = [...(before.columns[name] ?? gaps), ...values];
   return { ...answer, columns, evaluations: [...before.evaluations, ...answer.evaluations], marks: [...before.marks, ...answer.marks] };
 }
 
@@ -102,6 +103,13 @@ function parts(curve, axis) {
     trained(curve, name, axis, 0, `--c${i % 6}`).map((series) => ({ ...series, name: textOr(`chart.${name}`, name.slice(5).replaceAll("_", " ")) })));
 }
 
+// How busy the device is, of several ranks a line each.
+function utilisation(curve, axis) {
+  const ranks = Object.keys(curve.columns).filter((name) => /^utilisation_\d+$/.test(name));
+  if (!ranks.length) return trained(curve, "utilisation", axis, 0, "--c1");
+  return ranks.flatMap((name, rank) => trained(curve, name, axis, 0, `--c${rank % 6}`).map((series) => ({ ...series, name: t("chart.rank", { rank }), dash: rank >= 6 })));
+}
+
 function evaluated(curve, name, axis, color) {
   const own = curve.evaluations.filter((each) => isNumber(each.metrics[name]));
   return own.length ? [{ evaluation: true, x: own.map((each) => each[axis] ?? each.step), y: own.map((each) => each.metrics[name]), color, dots: true }] : [];
@@ -117,7 +125,7 @@ export function chartsOf(curve, axis, weight) {
     { name: "lr", series: trained(curve, "lr", axis, 0, "--c3") },
     { name: "grad_norm", series: trained(curve, "grad_norm", axis, weight, "--c4") },
     { name: "memory", series: inGibibytes(trained(curve, "memory", axis, 0, "--c5")) },
-    { name: "utilisation", series: trained(curve, "utilisation", axis, 0, "--c1") },
+    { name: "utilisation", series: utilisation(curve, axis) },
     { name: "time_by_part", series: parts(curve, axis) },
     { name: "samples_per_second", series: trained(curve, "samples_per_second", axis, weight, "--c2") },
   ].filter((chart) => chart.series.length);
@@ -149,18 +157,17 @@ export function placeOf(mark, curve, axis) {
 
 // How curves are shown; the choice stands in the page's address.
 
-const AXES = ["step", "epoch", "samples", "seconds"];
+const AXES = ["step", "epoch", "samples", "tokens", "seconds"];
 
-export const curveView = (query) => ({
-  log: query.log === "1",
-  weight: Math.min(Number(query.smooth ?? 0.6) || 0, 0.99),
-  axis: AXES.includes(query.x) ? query.x : "step",
-});
+// curves: those that are shown; not all of them have tokens.
+export function curveView(query, curves) {
+  const axes = AXES.filter((name) => name !== "tokens" || curves.some((curve) => curve?.columns.tokens?.some(isNumber)));
+  return { axes, axis: axes.includes(query.x) ? query.x : "step", log: query.log === "1", weight: Math.min(Number(query.smooth ?? 0.6) || 0, 0.99) };
+}
 
-export function CurveControls({ query }) {
-  const { log, weight, axis } = curveView(query);
+export function CurveControls({ view: { axes, axis, log, weight } }) {
   return html`<div class="controls">
-    <span><span class="quiet">${t("chart.x")}</span> <${Choice} label=${t("chart.x")} value=${axis} onChoose=${(x) => settle({ x })} options=${AXES.map((each) => [each, t(`axis.${each}`)])} /></span>
+    <span><span class="quiet">${t("chart.x")}</span> <${Choice} label=${t("chart.x")} value=${axis} onChoose=${(x) => settle({ x })} options=${axes.map((each) => [each, t(`axis.${each}`)])} /></span>
     <label><input type="checkbox" checked=${log} onChange=${(event) => settle({ log: event.target.checked ? "1" : "" })} /> ${t("chart.log")}</label>
     <label>${t("chart.smooth")} <input type="range" min="0" max="0.98" step="0.02" value=${weight} onInput=${(event) => settle({ smooth: event.target.value })} /></label>
     <span class="quiet small mouse">${t("chart.zoom")}</span></div>`;
@@ -254,7 +261,7 @@ function options(uPlot, { place, series, axis, log, group, latest, setLegend }) 
     legend: { show: false },
     scales: { x: { time: false, range: (own, min, max) => (own.data[0].length === 1 ? aroundOne(own.data[0][0]) : [min, max]) }, y: log ? { distr: 3 } : {} },
     axes: [
-      { stroke: ink, grid, ticks: grid, size: 30, ...(axis === "step" || axis === "samples" ? { incrs: WHOLE } : {}), font: "12px system-ui", values: (_, ticks) => ticks.map(x) },
+      { stroke: ink, grid, ticks: grid, size: 30, ...(["step", "samples", "tokens"].includes(axis) ? { incrs: WHOLE } : {}), font: "12px system-ui", values: (_, ticks) => ticks.map(x) },
       { stroke: ink, grid, ticks: grid, size: 58, font: "12px system-ui", values: (_, ticks) => ticks.map((value) => (value === null ? "" : tick(value))) },
     ],
     series: [{}, ...series.map((each) => ({

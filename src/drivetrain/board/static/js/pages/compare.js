@@ -23,7 +23,7 @@ export default function Compare({ me }) {
     Promise.all(asked).then((all) => { if (current) { setFound(all); setError(null); } }, (refused) => current && setError(refused));
     return () => { current = false; };
   }, [query.runs, moved]);
-  const view = curveView(query);
+  const view = curveView(query, (found ?? []).map(({ curve }) => curve));
   const charts = useMemo(() => (found ? comparedCharts(found, view.axis, view.weight, COLORS) : []), [found, view.axis, view.weight]);
   const choose = (name, on) => settle({ runs: (on ? [...names, name] : names.filter((each) => each !== name)).join("/") });
   return html`<div class="head"><h1 class="grow">${t("page.compare")}</h1></div>
@@ -34,7 +34,7 @@ export default function Compare({ me }) {
     ${error ? html`<${Failure} error=${error} />` : null}
     ${names.length < 2 ? query.matrix ? null : html`<${Empty}><p>${t("compare.two")}</p><//>` : !found ? (error ? null : html`<${Loading} />`) : html`
       <${Results} found=${found} />
-      ${charts.length ? html`<${CurveControls} query=${query} />` : null}
+      ${charts.length ? html`<${CurveControls} view=${view} />` : null}
       <div class="plots">${charts.map((chart) => html`<${Chart} key=${chart.name} title=${chart.name} series=${chart.series} marks=${[]} axis=${view.axis} log=${view.log && chart.name !== "lr"} group="compare" />`)}</div>
       <${Differences} found=${found} />`}`;
 }

@@ -1,13 +1,15 @@
 // One run: where it stands, its curves, its log, its checkpoints, and what can be done with it.
 import { get, html, link, part, post, remove, route, settle, useEffect, useMemo, useRef, useState, useStore } from "../base.js";
 import { Chart, chartsOf, CurveControls, curveView, placeOf, useCurve } from "../curves.js";
+import { asText } from "../draft.js";
 import { bytes, duration, figure, language, moment, said, t, textOr, whole } from "../language.js";
 import { live } from "../live.js";
 import { Confirm, Copy, Failure, kindOf, Loading, LogTail, Name, Note, Progress, Said, State, Tabs, useAnswer } from "../parts.js";
 
 const ENDED = ["completed", "stopped_early", "interrupted", "failed", "refused", "lost", "cancelled", "unknown"];
 const SILENT = 600; // seconds without a new line of events, after which the page says so
-const TABS = ["curves", "log", "checkpoints", "config", "notes"];
+const TABS = ["curves", "samples", "log", "checkpoints", "config", "notes"];
+const ANSWERS = 40; // that are shown, the newest
 
 export default function Run({ name, me }) {
   useStore(language);
@@ -19,7 +21,8 @@ export default function Run({ name, me }) {
   const run = details ? { ...details, ...fresh } : fresh;
   if (error && !details) return html`<h1 translate=${false}>${name}</h1><${Failure} error=${error} />`;
   if (!run) return html`<${Loading} />`;
-  const tab = TABS.includes(query.tab) ? query.tab : "curves";
+  const tabs = TABS.filter((each) => each !== "samples" || run.workload?.startsWith("language_model"));
+  const tab = tabs.includes(query.tab) ? query.tab : "curves";
   return html`
     <div class="head"><div class="grow"><h1 translate=${false}>${run.name}</h1><p class="quiet small" style=${{ margin: 0 }}><span>${kindOf(run)}</span>${[run.model, run.engine, run.precision].filter(Boolean).map((each) => html` · <${Name}>${each}<//>`)}</p></div>
       <${State} of=${run.status} /></div>
@@ -29,8 +32,9 @@ export default function Run({ name, me }) {
       ${details ? html`<${Actions} run=${run} actions=${details.actions} me=${me} again=${again} />` : null}</div></div>
     <${Silence} run=${run} />
     ${details ? html`<${Trouble} run=${run} events=${details.events} />` : null}
-    <${Tabs} label=${t("run.views")} value=${tab} options=${TABS.map((each) => [each, t(`run.${each}`)])} onChoose=${(key) => settle({ tab: key })} />
+    <${Tabs} label=${t("run.views")} value=${tab} options=${tabs.map((each) => [each, t(`run.${each}`)])} onChoose=${(key) => settle({ tab: key })} />
     ${tab === "curves" ? html`<${Curves} name=${name} run=${run} query=${query} />` : null}
+    ${tab === "samples" ? html`<${Samples} name=${name} sign=${run.changed?.slice(0, 18)} />` : null}
     ${tab === "log" ? html`<${LogTail} name=${name} live=${!ENDED.includes(run.status)} entry=${run.entry} />` : null}
     ${tab === "checkpoints" && details ? html`<${Checkpoints} of=${details} />` : null}
     ${tab === "notes" && details ? html`<${Notes} of=${details} me=${me} again=${again} />` : null}
@@ -85,16 +89,29 @@ function Trouble({ run, events }) {
 }
 
 function Curves({ name, run, query }) {
-  const { log, weight, axis } = curveView(query);
   const [curve, error] = useCurve(name, run.cursor);
+  const view = curveView(query, [curve]);
+  const { log, weight, axis } = view;
   const charts = useMemo(() => (curve ? chartsOf(curve, axis, weight) : []), [curve, axis, weight]);
   const marks = useMemo(() => (curve ? curve.marks.map((mark) => ({ ...mark, x: placeOf(mark, curve, axis) })) : []), [curve, axis]);
   if (error && !curve) return html`<${Failure} error=${error} />`;
   if (!curve) return html`<${Loading} />`;
   if (!charts.length) return html`<p class="quiet">${t("run.no_points")}</p>`;
-  return html`<${CurveControls} query=${query} />
+  return html`<${CurveControls} view=${view} />
     <div class="plots">${charts.map((chart) => html`<${Chart} key=${chart.name} title=${chart.name} series=${chart.series} marks=${marks} axis=${axis} log=${log && chart.name !== "lr"} group=${name} />`)}</div>
     ${marks.length ? html`<p class="quiet small">${t("chart.marks")}</p>` : null}`;
+}
+
+// What the model answered: at evaluations, or to learn from its rewards, the newest first.
+function Samples({ name, sign }) {
+  const [found, error] = useAnswer(() => get(`runs/${part(name)}/samples?last=${ANSWERS}`), [name, sign]);
+  if (error) return html`<${Failure} error=${error} />`;
+  if (!found) return html`<${Loading} />`;
+  if (!found.samples.length) return html`<p class="quiet">${t("sample.none")}</p>`;
+  return html`${found.samples.toReversed().map((each) => html`<article class="box" data-sample>
+    <p class="small quiet">${[t("run.step", { step: whole(each.step) }), ...["reward", "advantage"].filter((key) => key in each).map((key) => `${t(`sample.${key}`)} ${figure(each[key])}`),
+      ...Object.entries(each.rewards ?? {}).map(([key, value]) => `${key} ${figure(value)}`)].join(" · ")}</p>
+    <dl class="pairs">${["prompt", "answer", "reference_model", "reference"].filter((key) => each[key]).map((key) => html`<dt>${t(`sample.${key}`)}</dt><dd class="tokens">${asText(each[key])}</dd>`)}</dl></article>`)}`;
 }
 
 function Checkpoints({ of }) {
