@@ -3,6 +3,7 @@ this one."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -165,6 +166,15 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RunError)
     async def failed(_: Request, error: RunError) -> Response:
         return Refusal(500, str(error), "failed").response()
+
+    @app.exception_handler(OSError)
+    async def full(_: Request, error: OSError) -> Response:
+        """Entries and settings are written aside and renamed: where there is no room, nothing has changed."""
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise error
+        return Refusal(
+            507, "the disk of the runs is full: nothing was changed. Delete runs or other files", "disk_full"
+        ).response()
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:

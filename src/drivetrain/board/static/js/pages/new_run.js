@@ -207,6 +207,7 @@ function DataPreview({ state }) {
   const [found, error] = useAnswer(() => (state.ready ? post("data/preview", { yaml: state.yaml, set, rows: ROWS, offset }) : Promise.resolve(null)), [state.yaml, state.ready, set, offset]);
   const total = set === "train" ? found?.total : found?.evaluation_total ?? found?.total;
   const choose = (name) => { setSet(name); setOffset(0); };
+  if (!found && state.busy) return html`<${Loading} />`;
   if (!state.ready && !found) return html`<p class="quiet">${t("new.problems", { n: state.problems.length })}</p>`;
   return html`<p class="quiet small">${t("data.about")}</p>
     <div class="controls"><${Choice} label=${t("data.set")} value=${set} options=${["train", "evaluation"].map((each) => [each, t(`data.${each}`)])} onChoose=${choose} />

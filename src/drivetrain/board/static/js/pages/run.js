@@ -141,7 +141,7 @@ function Notes({ of, me, again }) {
 }
 
 function Config({ of }) {
-  const [entry] = of.entries;
+  const entry = of.entries.find((each) => each.verb === "train");
   return html`<div class="buttons" style=${{ marginBottom: ".6rem" }}><${Copy} text=${of.yaml} /></div><pre>${of.yaml}</pre>
     <dl class="pairs" style=${{ marginTop: "1rem" }}>
       ${entry ? html`<dt>${t("run.command")}</dt><dd><code>${entry.command}</code></dd>` : null}
