@@ -93,7 +93,7 @@ def test_a_run_is_stopped_saved_resumed_and_ended_by_touch(phone: Any, folder: P
     phone.wait_for_selector("[data-action=resume]", timeout=2 * SECONDS * 1000)
     saved = max((run / "checkpoints").iterdir()).name
     act(phone, "resume")
-    phone.wait_for_selector("[data-action=stop]", timeout=2 * SECONDS * 1000)
+    phone.wait_for_selector("main .badge.live:text-matches('^(running|运行中)$')", timeout=3 * SECONDS * 1000)
     until(phone, lambda: f"went on from step {int(saved.rpartition('-')[2])}" in marks_of(phone, run.name))
     assert phone.evaluate("document.documentElement.scrollWidth") <= WIDTH
     act(phone, "kill")
