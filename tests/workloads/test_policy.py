@@ -71,8 +71,8 @@ def test_the_generators_log_probabilities_are_measured_at_the_temperature_and_we
         torch.testing.assert_close(sample["correction"], torch.ones_like(sample["old"]), rtol=1e-4, atol=0)
     apart = {"old": torch.tensor([-1.0, -2.0, -3.0]), "drawn": torch.tensor([-1.1, -1.0, -4.0])}
     expected = [math.exp(0.1), math.exp(-1.0), 1.25]
-    assert correction_of(apart, 1.25).tolist() == pytest.approx(expected)
-    assert correction_of({**apart, "drawn": torch.zeros(0)}, 1.25).tolist() == [1.0, 1.0, 1.0]
+    assert correction_of(apart, work._learning).tolist() == pytest.approx(expected)
+    assert correction_of({**apart, "drawn": torch.zeros(0)}, work._learning).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_answers_of_a_journal_keep_the_probabilities_that_they_were_drawn_with(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         made = [longest_answer(each, longest) if isinstance(each, PromptSample) else each for each in samples]
         batch = self._laid_out([sample_of(each) for each in made], shared(made) if self.shares_prompts else None)
         places = (batch["targets"] != IGNORED).flatten()
-        for name in (*self.columns, *([] if self._learning.importance_cap is None else [CORRECTION])):
+        for name in (*self.columns, *([CORRECTION] if self._learning.corrects else [])):
             flat = torch.zeros(batch["targets"].numel())
             flat[places] = torch.cat([values_of(each, name) for each in made])
             batch[name] = flat.view_as(batch["targets"])
@@ -137,7 +137,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
 
     def _corrected(self, losses: Tensor, batch: Batch, places: Tensor) -> Tensor:
         """Returns the tokens' losses, weighed where the generator's probabilities are made up for."""
-        if self._learning.importance_cap is None:
+        if not self._learning.corrects:
             return losses
         return losses * batch[CORRECTION].flatten()[places]
 
@@ -166,8 +166,8 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         made = [made_of(answer, found, masks) for answer, found in zip(answers, values, strict=True)]
         for sample, known in zip(made, passes.each(made, self._known), strict=True):
             sample.update(known)
-            if self._learning.importance_cap is not None:
-                sample[CORRECTION] = correction_of(sample, self._learning.importance_cap)
+            if self._learning.corrects:
+                sample[CORRECTION] = correction_of(sample, self._learning)
         return [made[place * each : (place + 1) * each] for place in range(count)]
 
     def _answered(
