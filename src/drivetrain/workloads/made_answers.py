@@ -34,6 +34,8 @@ def made_of(answer: Answered, values: Mapping[str, Any], masks_truncated: bool) 
         "learned": int(not (masks_truncated and answer.truncated)),
         "advantage": 0.0,
         DRAWN: torch.tensor(answer.logprobs, dtype=torch.float32),
+        "old": torch.full((len(answer.ids),), torch.nan),  # until they are known
+        "reference": torch.zeros(0),
         **values,
     }
 
