@@ -12,7 +12,7 @@ from small_runs import Trained, answers, run_of, trained, with_error, written
 
 HELD, GIVEN, TAUGHT = 500, 2_000, 30_000  # rows that are asked in the end, to distil on, and the teacher's
 DIGITS = 10  # of a prompt
-TEACHER_STEPS, START_STEPS, STEPS = 1_000, 150, 300
+TEACHER_STEPS, START_STEPS, STEPS = 500, 150, 200
 SHARES = (0.0, 0.5, 1.0)  # of replies that the model writes itself
 Row = dict[str, str]
 

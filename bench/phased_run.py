@@ -85,7 +85,8 @@ class PhasedRun:
     """`drivetrain words` in a folder, under way. number: of the start, which notes of what is asked for begin with."""
 
     def __init__(self, words: Sequence[str], folder: Path, number: int, environment: Mapping[str, str]) -> None:
-        self.shared, self._code = Shared(), None
+        self.shared = Shared()
+        self._code: int | None = None
         self.pid = os.fork()
         if not self.pid:
             _run(words, folder, {**environment, "RUN_START": str(number)}, self.shared)
@@ -130,7 +131,7 @@ def _run(words: Sequence[str], folder: Path, environment: Mapping[str, str], sha
         os.environ |= environment
         for number, places in enumerate(PHASES.values()):
             for module, name in places:
-                _replace(module, name, lambda found, number=number: _marked(found, number, shared))  # type: ignore[misc]
+                _replace(module, name, functools.partial(_marked, number=number, shared=shared))
         _replace("drivetrain.generation.passes", "Passes.answers", _noted)
         importlib.import_module("drivetrain.cli").main(list(words))
     except SystemExit as ended:

@@ -24,10 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's own, and those of wha
 
 def class_of(kind: str) -> Any:
     """TRL's configuration of a kind."""
-    trl = pytest.importorskip("trl")
-    if kind == "trl_gkd":
-        from trl.experimental import gkd as trl
-    return getattr(trl, CLASSES[kind])
+    place = "trl.experimental.gkd" if kind == "trl_gkd" else "trl"
+    return getattr(pytest.importorskip(place), CLASSES[kind])
 
 
 def run_of(folder: Path, **given: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -244,7 +244,8 @@ def trls_weights(samples: list[dict[str, Any]], mode: str, least: float | None, 
     drawn = torch.zeros(len(samples), LONGEST)
     for number, each in enumerate(samples):
         drawn[number, : len(each["drawn"])] = each["drawn"]
-    scope = {"self": trainer, "torch": torch, "math": math, "tool_mask": None, "sampling_per_token_logps": drawn}
+    scope: dict[str, Any] = {"self": trainer, "torch": torch, "math": math, "tool_mask": None}
+    scope["sampling_per_token_logps"] = drawn
     scope |= {"completion_mask": inputs["completion_mask"], "old_per_token_logps": inputs["old_per_token_logps"]}
     exec(compile(ast.Module([found], []), "trl", "exec"), scope)
     weights: Tensor = scope["vllm_importance_sampling_ratio"]
