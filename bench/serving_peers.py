@@ -2,11 +2,11 @@
 
     python bench/serving_peers.py
 
-Three servers, processes of their own, serve one Llama of random weights: this project's, `transformers serve` as it
-starts by itself, and with `--continuous-batching`. The same clients send the same requests to each in turn, whose order
-moves on from round to round: 1, 8 and 64 clients at once, each of which asks again when its answer is there, with
-prompts and answers of uneven lengths. A ratio is the median of the rounds'. Tokens count that a request wanted, and all
-are the likeliest; an answer of another length ends the bench.
+Three servers serve one Llama of random weights: this project's, `transformers serve` as it starts by itself, and with
+`--continuous-batching`. They are processes of their own, which stand still while it is another's turn. The same clients
+send the same requests to each in turn, whose order moves on from round to round: 1, 8 and 64 clients at once, each of
+which asks again when its answer is there, with prompts and answers of uneven lengths. A ratio is the median of the
+rounds'. Tokens count that a request wanted, and all are the likeliest; an answer of another length ends the bench.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
@@ -30,12 +31,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 from generation import ANSWER, PROMPT, VOCABULARY, Asked, asked, made_model
 from interleaved import BENCH, child_environment
 from tables import machine_line, markdown_table, write
 
-CLIENTS = {1: (5, 6), 8: (4, 3), 64: (3, 2)}  # at once → rounds, and requests that each sends
+CLIENTS = {1: (5, 4), 8: (3, 2), 64: (3, 1)}  # at once → rounds, and requests that each sends
 START_SECONDS = 300
+# by its own defaults its buffers take most of the machine's memory, and the first answer minutes
+PAGES = ["--cb-block-size", "32", "--cb-num-blocks", "512", "--cb-max-batch-tokens", "512"]
 OURS, PLAIN, BATCHING = "drivetrain serve", "transformers serve", "transformers serve --continuous-batching"
 
 
@@ -43,13 +47,20 @@ OURS, PLAIN, BATCHING = "drivetrain serve", "transformers serve", "transformers 
 class Server:
     name: str
     port: int
+    process: psutil.Process
+
+    def processor_seconds(self) -> float:
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """All requests of a round, sent to one server. firsts: seconds until each one's first text."""
+    """All requests of a round, sent to one server. processor: seconds of the server on all cores. firsts: seconds until
+    each one's first text."""
 
     seconds: float
+    processor: float
     firsts: list[float]
     answers: list[str]
 
@@ -73,14 +84,17 @@ def main() -> None:
         for clients in options.clients:
             rounds, each = CLIENTS.get(clients, (3, 2))
             rows += compared(clients, measured(servers, folder, clients, options.rounds or rounds, each))
-    titles = ["clients, server", "tokens/s", "ratio", "least to most", "first token, median", "99 %", "same answers"]
+    titles = ["clients, server", "tokens/s", "ratio", "least to most", "processor time"]
+    titles += ["first token, median", "99 %", "same answers"]
     text = (
         "# The server beside transformers serve\n\n"
         f"`python bench/serving_peers.py` repeats it. {machine_line()}\n\n"
         f"A Llama of {parameters / 1e6:.0f} million random parameters in fp32; prompts of {PROMPT[0]} to {PROMPT[1]} "
         f"tokens, answers of {ANSWER[0]} to {ANSWER[1]}, streamed. The servers take the same requests in turns; the "
-        "ratio is the median of the rounds, above 1 drivetrain is quicker. First token: of all requests of a row; "
-        "among 64 clients it has the wait behind the others in it.\n\n"
+        "ratio is the median of the rounds, above 1 drivetrain is quicker. Processor time: the other server's over "
+        "drivetrain's, of which other programs take nothing. First token: of all requests of a row; among 64 clients "
+        f"it has the wait behind the others in it. Load average at the end: {os.getloadavg()[0]:.1f}; above the cores, "
+        f"other programs made times longer. --continuous-batching has {' '.join(PAGES)}.\n\n"
     )
     write(options.output, text + markdown_table(titles, rows) + "\n")
 
@@ -102,8 +116,9 @@ def running(name: str, folder: str) -> Iterator[Server]:
                 if process.poll() is not None or time.monotonic() > end:
                     raise RuntimeError(f"{name} does not serve:\n{log.read_text()[-3000:]}")
                 time.sleep(0.5)
-            yield Server(name, port)
+            yield Server(name, port, psutil.Process(process.pid))
         finally:
+            process.send_signal(signal.SIGCONT)
             process.send_signal(signal.SIGTERM)
             try:
                 process.wait(30)
@@ -116,7 +131,7 @@ def _command(name: str, folder: str, port: int) -> list[str]:
         return [sys.executable, "-m", "drivetrain", "serve", folder, "--port", str(port)]
     theirs = "from transformers.cli.transformers import main; main()"
     options = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
-    batching = ["--continuous-batching"] if name == BATCHING else []
+    batching = ["--continuous-batching", *PAGES] if name == BATCHING else []
     return [sys.executable, "-c", theirs, "serve", folder, *options, *batching]
 
 
@@ -160,15 +175,14 @@ def compared(clients: int, rounds: Sequence[Mapping[str, Turn]]) -> list[list[st
             mine == other for each in rounds for mine, other in zip(each[OURS].answers, each[name].answers, strict=True)
         ]
         late = statistics.quantiles(firsts, n=100, method="inclusive")[98]
+        costs = [other.processor / mine.processor for mine, other in zip(ours, turns, strict=True)]
+        low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
+        beside = [f"**{middle:.2f}**", f"{low:.2f} to {high:.2f}", f"{statistics.median(costs):.2f}"]
         rows.append(
             [
                 f"{clients}, {name}",
                 f"{statistics.median(made.rate for made in turns):.1f}",
-                *(
-                    ["", ""]
-                    if name == OURS
-                    else [f"**{statistics.median(ratios):.2f}**", f"{min(ratios):.2f} to {max(ratios):.2f}"]
-                ),
+                *([""] * 3 if name == OURS else beside),
                 *(f"{1000 * each:.0f} ms" for each in (statistics.median(firsts), late)),
                 "" if name == OURS else f"{sum(same)} of {len(same)}",
             ]
@@ -185,9 +199,12 @@ async def turn(server: Server, folder: str, questions: Sequence[Asked], clients:
         for number in left:
             firsts[number], answers[number] = await one(server, folder, questions[number])
 
-    start = time.perf_counter()
+    server.process.resume()
+    start, used = time.perf_counter(), server.processor_seconds()
     await asyncio.gather(*(client() for _ in range(clients)))
-    return Turn(time.perf_counter() - start, firsts, answers)
+    made = Turn(time.perf_counter() - start, server.processor_seconds() - used, firsts, answers)
+    server.process.suspend()  # a server that waits in a loop takes nothing of the next one's turn
+    return made
 
 
 async def one(server: Server, folder: str, question: Asked) -> tuple[float, str]:
