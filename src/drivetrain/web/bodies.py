@@ -31,7 +31,7 @@ class BodyLimits:
     seconds: float = 60.0
     depth: int = 64
     containers: int = 50_000
-    values: int = 2_000_000
+    values: int = 1_200_000
 
 
 class ClientGone(Exception):

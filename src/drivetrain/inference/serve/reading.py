@@ -125,8 +125,9 @@ async def embeddings(served: ServedReader, model: TextEncoder, body: EmbeddingRe
     found = np.zeros((len(ids), width), np.float32)
     for places in _batches(ids):
         found[places] = await served.done(functools.partial(model.embedded, [ids[place] for place in places]))
-    shown: Callable[[np.ndarray], Any] = _encoded if body.encoding_format == "base64" else np.ndarray.tolist
-    data = [{"object": "embedding", "index": place, "embedding": shown(row)} for place, row in enumerate(found)]
+    encoded = body.encoding_format == "base64"
+    shown = (_encoded(row) if encoded else row.tolist() for row in found)
+    data = [{"object": "embedding", "index": place, "embedding": row} for place, row in enumerate(shown)]
     return {"object": "list", "data": data, "model": body.model or model.name, "usage": _usage(ids)}
 
 
