@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,14 @@ def test_lists_without_end_are_refused_before_they_are_read() -> None:
         check_json(b"[" + b"{}," * 50_001 + b"1]", BodyLimits())
 
 
+def test_values_without_end_are_refused_before_they_are_read_and_commas_in_texts_are_none() -> None:
+    limits = BodyLimits(values=1000)
+    with pytest.raises(Refusal, match="more than 1,000 values"):
+        check_json(json.dumps([1] * 1001).encode(), limits)
+    check_json(json.dumps([1] * 1000).encode(), limits)
+    check_json(json.dumps([',\\",' * 1000] * 9).encode(), limits)
+
+
 def test_whole_characters_and_brackets_in_texts_pass() -> None:
     check_json(b'["\\ud83d\\ude00", "[[[[[[", "\\\\", "\\"{{"]', BodyLimits(depth=1))
 
@@ -257,6 +266,14 @@ def test_a_body_that_never_comes_is_given_up(server: Running) -> None:
 
 def test_a_form_of_a_page_is_no_json(server: Running) -> None:
     assert server.ask(CHAT, json.dumps(BODY).encode(), content_type="text/plain")[0] == 400
+
+
+def test_a_body_does_not_wait_until_its_head_is_acknowledged() -> None:
+    """asyncio leaves Nagle's algorithm on for a socket that it did not make: 40 ms an answer."""
+    with bound(Address(port=0)) as listening, socket.create_connection(listening.getsockname()):
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_an_address_that_is_taken_is_refused_with_a_remedy(tmp_path: Path) -> None:
