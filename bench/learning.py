@@ -46,7 +46,7 @@ def main() -> None:
         "--stages", nargs="+", default=["reward", "dpo"], choices=["reward", "dpo"], help="pairs: stages"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeds", type=int, default=5, help="distilled: how many, from --seed on")
+    parser.add_argument("--seeds", type=int, default=3, help="distilled: how many, from --seed on")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     began = time.monotonic()

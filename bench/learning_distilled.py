@@ -10,9 +10,9 @@ import numpy as np
 from learning_pairs import MODEL, Table
 from small_runs import Trained, answers, run_of, trained, with_error, written
 
-HELD, GIVEN, TAUGHT = 500, 2_000, 30_000  # rows that are asked in the end, to distil on, and the teacher's
-DIGITS = 10  # of a prompt
-TEACHER_STEPS, START_STEPS, STEPS = 500, 150, 200
+HELD, GIVEN, TAUGHT = 300, 2_000, 20_000  # rows that are asked in the end, to distil on, and the teacher's
+DIGITS = 8  # of a prompt
+TEACHER_STEPS, START_STEPS, STEPS = 300, 100, 100
 SHARES = (0.0, 0.5, 1.0)  # of replies that the model writes itself
 Row = dict[str, str]
 
@@ -24,7 +24,8 @@ def distilled(folder: Path, options: argparse.Namespace) -> Table:
     for seed in range(options.seed, options.seed + options.seeds):
         start, given = _start(folder, seed)
         for share in SHARES:
-            block = {"teacher": str(teacher.checkpoint), "own_answers": share, "max_new_tokens": DIGITS + 2}
+            block = {"teacher": str(teacher.checkpoint), "own_answers": share}
+            block |= {"max_new_tokens": DIGITS + 2} if share else {}
             run = run_of(
                 "distill", {"path": str(start.checkpoint)}, given, 1e-3, 32, {"steps": STEPS}, distillation=block
             )
