@@ -35,7 +35,7 @@ def english() -> dict[str, Kinds]:
 
 
 def chinese() -> dict[str, str | Kinds]:
-    return json.loads(FILE.read_text(encoding="utf-8"))
+    return json.loads(FILE.read_text(encoding="utf-8"))["fields"]
 
 
 def problems(texts: dict[str, str | Kinds]) -> list[str]:
@@ -127,7 +127,7 @@ def labels_lacking(labels: dict[str, str]) -> list[str]:
 
 
 def test_every_field_has_a_chinese_label_of_its_own() -> None:
-    labels = json.loads((TEXTS / "zh.labels.json").read_text(encoding="utf-8"))
+    labels = json.loads(FILE.read_text(encoding="utf-8"))["labels"]
     assert labels_lacking(labels) == []
     assert "scaler.init_scale: no label" in labels_lacking({k: v for k, v in labels.items() if k != "init_scale"})
     assert "lrr: no such field" in labels_lacking({**labels, "lrr": "学习率"})

@@ -164,7 +164,7 @@ def test_the_language_changes_without_a_reload(page: Any) -> None:
 
 def test_a_field_is_documented_in_chinese_by_the_kind_of_its_block(browser: Any, address: str) -> None:
     """The texts are loaded with the first form, and the one that is drawn is of the workload's kind."""
-    texts = json.loads((STATIC / "text" / "zh.fields.json").read_text())
+    texts = json.loads((STATIC / "text" / "zh.fields.json").read_text())["fields"]
     with opened(browser, address, locale="zh-CN") as page:
         loaded: list[str] = []
         page.on("request", lambda request: loaded.append(request.url))

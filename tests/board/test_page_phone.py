@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from tests.board.browsing import SECONDS, opened
+from tests.board.browsing import SECONDS, opened, until
 
 WIDTH = 360
 COVERED = """(selector) => {
@@ -67,3 +68,37 @@ def test_a_run_is_begun_watched_compared_and_asked_by_touch(phone: Any, trained:
     phone.wait_for_selector("main table tbody td", timeout=SECONDS * 1000)
     assert "one.png" in phone.inner_text("main table")
     assert phone.evaluate("document.documentElement.scrollWidth") <= WIDTH
+
+
+def act(phone: Any, what: str) -> None:
+    """Taps an action of a run, and the button that confirms it."""
+    phone.tap(f"[data-action={what}]")
+    phone.locator("dialog .buttons button").last.tap()
+    phone.wait_for_selector("dialog", state="detached")
+
+
+@pytest.mark.long
+def test_a_run_is_stopped_saved_resumed_and_ended_by_touch(phone: Any, folder: Path) -> None:
+    phone.tap("[data-recipe=digits]")
+    phone.wait_for_selector("[data-start]:not(:disabled)")
+    phone.fill("#field-loop-epochs", "2000")
+    phone.fill("#field-name", f"stopped-{phone.get_attribute('html', 'lang')}")
+    phone.wait_for_selector("[data-ready]", state="attached")
+    phone.wait_for_selector("[data-start]:not(:disabled)")
+    phone.tap("[data-start]")
+    phone.wait_for_url("**/#/runs/*")
+    run = folder / "runs" / phone.url.rsplit("/", 1)[1]
+    phone.wait_for_selector("[data-chart=loss] canvas", timeout=2 * SECONDS * 1000)
+    act(phone, "stop")
+    phone.wait_for_selector("[data-action=resume]", timeout=2 * SECONDS * 1000)
+    saved = max((run / "checkpoints").iterdir()).name
+    act(phone, "resume")
+    phone.wait_for_selector("main .badge.live:text-matches('^(running|运行中)$')", timeout=3 * SECONDS * 1000)
+    until(phone, lambda: f"went on from step {int(saved.rpartition('-')[2])}" in marks_of(phone, run.name))
+    assert phone.evaluate("document.documentElement.scrollWidth") <= WIDTH
+    act(phone, "kill")
+    phone.wait_for_selector("[data-action=delete]", timeout=SECONDS * 1000)
+
+
+def marks_of(phone: Any, name: str) -> str:
+    return str(phone.evaluate("name => fetch(`api/runs/${name}/curve`).then(answer => answer.text())", name))

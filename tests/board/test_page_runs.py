@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ from drivetrain.board.entries import Entries, claimed, read_stop
 from drivetrain.board.records import Asked, Claim, Ended, now
 from drivetrain.runtime.lock import held
 from tests.board.boards import point, write_run
-from tests.board.browsing import begin, until, visit
+from tests.board.browsing import begin, opened, until, visit
 
 
 @pytest.mark.long
@@ -153,6 +154,77 @@ def test_a_point_that_comes_while_a_curve_is_awaited_is_asked_for_afterwards(pag
     visit(page, "#/runs/slow")
     page.wait_for_selector("[data-chart=loss] canvas")
     until(page, lambda: len(asked) == 2)
+    shutil.rmtree(run)
+
+
+def test_tabs_of_one_browser_ask_once_for_what_is_new(browser: Any, address: str, folder: Path) -> None:
+    run = write_run(folder / "runs" / "shared", steps=5, finished=None)
+    asked: list[str] = []
+    with opened(browser, address) as first:
+        tabs = [first, *(first.context.new_page() for _ in range(3))]
+        for tab in tabs:
+            tab.goto(f"{address.split('login')[0]}#/runs/shared?smooth=0")
+            tab.wait_for_selector("[data-chart=loss] canvas")
+            tab.on("request", lambda request: asked.append(request.url) if "/curve?" in request.url else None)
+        for step in range(6, 11):
+            point(run, step, loss=float(step))
+            for tab in tabs:
+                tab.wait_for_selector(f"[data-chart=loss] .plot[aria-label$='value {step}']")
+        assert 5 <= len(asked) < 2 * 5, "each of four tabs would have asked five times"
+    shutil.rmtree(run)
+
+
+def test_a_hidden_tab_asks_for_its_curve_when_somebody_looks(page: Any, folder: Path) -> None:
+    run = write_run(folder / "runs" / "hidden", steps=5, finished=None)
+    visit(page, "#/runs/hidden?smooth=0")
+    page.wait_for_selector("[data-chart=loss] canvas")
+    page.evaluate("Object.defineProperty(document, 'hidden', { get: () => globalThis.looks !== true })")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/curve?" in request.url else None)
+    point(run, 6, loss=6.0)
+    page.wait_for_selector("text=step 6 of 100")
+    page.wait_for_timeout(500)
+    assert not asked
+    page.evaluate("globalThis.looks = true; document.dispatchEvent(new Event('visibilitychange'))")
+    page.wait_for_selector("[data-chart=loss] .plot[aria-label$='value 6']")
+    assert len(asked) == 1
+    shutil.rmtree(run)
+
+
+def test_curves_lie_along_tokens_and_the_utilisation_is_a_line_for_each_rank(page: Any, folder: Path) -> None:
+    run = write_run(folder / "runs" / "ranks", steps=2, finished=None)  # an older version wrote these: without both
+    visit(page, "#/runs/ranks")
+    page.wait_for_selector("[data-chart=loss] canvas")
+    assert not page.is_visible("button:text-is('Tokens')")
+    for step in (3, 4):
+        point(run, step, tokens=step * 100, utilisation=0.25, utilisation_by_rank=[0.25, 0.75])
+    page.click("button:text-is('Tokens')")
+    page.wait_for_url("**x=tokens*")
+    keys = "[data-chart=utilisation] .key"
+    shown = lambda: [" ".join(each.split()) for each in page.locator(keys).all_inner_texts()]  # noqa: E731
+    until(page, lambda: shown() == ["rank 0 0.25", "rank 1 0.75"])
+    shutil.rmtree(run)
+
+
+def test_answers_of_a_run_are_shown_as_text_beside_their_rewards(page: Any, folder: Path) -> None:
+    run = write_run(folder / "runs" / "answers", workload={"type": "language_model", "stage": "grpo"})
+    evil = "<img src=x onerror='globalThis.struck = 1'>\nsecond line"
+    lines = [
+        {"step": 10, "prompt": "2 + 2?", "answer": "four", "reference": "4", "reference_model": "five"},
+        {"step": 20, "event": "rollout", "prompt": "3 + 3?", "answer": evil, "reference": None, "reward": 0.5,
+         "rewards": {"length": 0.25}, "advantage": -1.5},
+    ]  # fmt: skip
+    (run / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    visit(page, "#/runs/answers")
+    page.click("[data-tab=samples]")
+    page.wait_for_selector("[data-sample]")
+    newest, older = page.locator("[data-sample]").all_inner_texts()
+    assert re.sub(
+        r"\s+", " ", newest
+    ) == f"step 20 · reward 0.5 · advantage -1.5 · length 0.25 Prompt 3 + 3? Answer {evil}".replace("\n", " ")
+    assert "Reference model\nfive" in older
+    assert "In the data\n4" in older
+    assert page.evaluate("globalThis.struck") is None
     shutil.rmtree(run)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -49,6 +50,27 @@ def test_one_form_sent_fifty_times_at_once_is_one_run(tmp_path: Path) -> None:
         assert len(board.queue.entries.all()) == 1
         status, found = ask(server, "/api/queue", {**body, "yaml": DIGITS + "seed: 1\n"})
         assert (status, found["error"]["code"]) == (409, "key_reused")
+
+
+def test_a_full_disk_is_reported_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, full = Path.open, [True]
+
+    def opened(path: Path, mode: str = "r", *rest: Any, **named: Any) -> Any:
+        if full and tmp_path in path.parents and mode[0] in "wa":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return real(path, mode, *rest, **named)
+
+    with serving(tmp_path / "runs") as (server, board):
+        monkeypatch.setattr(Path, "open", opened)
+        body = {"key": "the-key-of-this-form", "yaml": DIGITS}
+        for path, sent in (("/api/queue", body), ("/api/queue/settings", {"go_on_after_failure": False})):
+            status, found = ask(server, path, sent)
+            assert (status, found["error"]["code"]) == (507, "disk_full")
+        status, found = ask(server, "/api/queue")
+        assert (status, found["entries"], found["settings"]["go_on_after_failure"]) == (200, [], True)
+        assert os.listdir(board.queue.entries.folder) == []
+        full.clear()
+        assert ask(server, "/api/queue", body)[0] == 201
 
 
 def test_fifty_forms_are_fifty_runs_with_names_of_their_own(tmp_path: Path) -> None:

@@ -131,6 +131,9 @@ class Timeless:
     def recent_rate(self) -> float:
         return 0.0
 
+    def recent_utilisation(self) -> None:
+        """It is not known."""
+
     def recent(self) -> dict[str, Any]:
         return {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,14 @@ def test_a_body_that_never_comes_is_given_up(server: Running) -> None:
 
 def test_a_form_of_a_page_is_no_json(server: Running) -> None:
     assert server.ask(CHAT, json.dumps(BODY).encode(), content_type="text/plain")[0] == 400
+
+
+def test_a_body_does_not_wait_until_its_head_is_acknowledged() -> None:
+    """asyncio leaves Nagle's algorithm on for a socket that it did not make: 40 ms an answer."""
+    with bound(Address(port=0)) as listening, socket.create_connection(listening.getsockname()):
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_an_address_that_is_taken_is_refused_with_a_remedy(tmp_path: Path) -> None:

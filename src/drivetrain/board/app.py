@@ -3,6 +3,7 @@ this one."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,20 +97,19 @@ class BasePath:
 
 
 def _add_page(app: FastAPI) -> None:
-    """Adds the files of the page."""
-
+    """Adds the files of the page. They are in memory: a thread for each request would cost more than its answer."""
     files = PageFiles()
 
     @app.get("/", include_in_schema=False)
-    def page(request: Request) -> Response:
+    async def page(request: Request) -> Response:
         return files.answer("index.html", request)
 
     @app.get("/login", include_in_schema=False)
-    def login_page(request: Request) -> Response:
+    async def login_page(request: Request) -> Response:
         return files.answer("login.html", request)
 
     @app.get("/static/{name:path}", include_in_schema=False)
-    def static(name: str, request: Request) -> Response:
+    async def static(name: str, request: Request) -> Response:
         return files.answer(name, request)
 
 
@@ -166,6 +166,15 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RunError)
     async def failed(_: Request, error: RunError) -> Response:
         return Refusal(500, str(error), "failed").response()
+
+    @app.exception_handler(OSError)
+    async def full(_: Request, error: OSError) -> Response:
+        """Entries and settings are written aside and renamed: where there is no room, nothing has changed."""
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise error
+        return Refusal(
+            507, "the disk of the runs is full: nothing was changed. Delete runs or other files", "disk_full"
+        ).response()
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from drivetrain.board.access import USER
 from drivetrain.board.records import now
 from drivetrain.web.scopes import address_of
 
+LOG = logging.getLogger(__name__)
 LOOKS = ("/api/parse", "/api/edit", "/api/check", "/api/check/full", "/api/command")  # posts that change nothing
 
 
@@ -45,5 +47,8 @@ class Audit:
             "asked": f"{scope['method']} {scope['path']}"[:500],
             "status": status,
         }
-        with self._lock, self._file.open("a", encoding="utf-8") as opened:
-            opened.write(json.dumps(line) + "\n")
+        try:
+            with self._lock, self._file.open("a", encoding="utf-8") as opened:
+                opened.write(json.dumps(line) + "\n")
+        except OSError:  # what was asked for is done, or refused: a full disk must not keep its answer back
+            LOG.exception("%s could not be written: %s", self._file, line)

@@ -40,7 +40,7 @@ def _add_lists(app: FastAPI) -> None:
         return _json_schema().answer(request)
 
     @app.get("/api/recipes")
-    def listed(request: Request) -> Response:
+    async def listed(request: Request) -> Response:
         """Returns the recipes that come with drivetrain."""
         return _recipes().answer(request)
 

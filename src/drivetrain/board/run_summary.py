@@ -206,10 +206,10 @@ def is_run(folder: Path) -> bool:
     return (folder / LOCK).exists() and not any((folder / name).exists() for name in ("cells", "rows.json"))
 
 
-def sign_of(file: Path) -> str | None:
+def sign_of(file: Path | str) -> str | None:
     """Returns what changes when a file does."""
     try:
-        found = file.stat()
+        found = os.stat(file)
     except OSError:
         return None
     return f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,16 +25,24 @@ from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.tracking.jsonl import FILE_NAME
 from drivetrain.web.refusals import Refusal
 
+UNSETTLED = 3 * 10**9  # nanoseconds; file systems tell times of changes apart that lie at least 2 s apart
 WATCHED = (FILE_NAME, "report.json", "run.yaml", BESIDE)  # files whose change changes what is shown
 NAME = re.compile(r"[^/\\\0-\x1f.][^/\\\0-\x1f]{0,199}")
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A run's summary, and the state of the files that it was made from."""
+    """A run's summary, and the state of the files that it was made from.
+
+    rests: nothing works there, so that its folder and its events alone are looked at: a system call costs more than all
+    else, and 200 runs are looked at each second. Files that are replaced, a lock too, change the folder. at_first: what
+    is compared then.
+    """
 
     sign: Any
     summary: dict[str, Any]
+    at_first: Any
+    rests: bool
 
 
 class Runs:
@@ -142,9 +151,10 @@ class Runs:
     # --- summaries -----------------------------------------------------------------------------------------------
 
     def _names(self) -> Iterator[str]:
+        """Yields the folders that may be runs."""
         with contextlib.suppress(OSError), os.scandir(self.root) as found:
             for each in found:
-                if NAME.fullmatch(each.name) and each.is_dir() and is_run(Path(each.path)):
+                if NAME.fullmatch(each.name) and each.is_dir():
                     yield each.name
 
     def _newest(self) -> dict[str, Entry]:
@@ -157,15 +167,33 @@ class Runs:
         return {each.asked.run for each in self._entries.all() if each.is_live}
 
     def _summary(self, name: str, entry: Entry | None, is_needed: bool) -> Seen | None:
+        inside = f"{self.root}/{name}"
+        at_first = (_changed(inside), _changed(f"{inside}/{FILE_NAME}"), entry, is_needed)
+        before = self._seen.get(name)
+        if before is not None and before.rests and before.at_first == at_first:
+            return before
         folder = self.root / name
         works = is_held(folder)
-        sign = (*(sign_of(folder / each) for each in WATCHED), works, entry, is_needed)
-        before = self._seen.get(name)
+        sign = (*[sign_of(folder / each) for each in WATCHED], works, entry, is_needed)
+        rests = not (works or os.path.lexists(folder / LOCK) or _is_new(at_first[:2]))
         if before is not None and before.sign == sign:
-            return before
+            return Seen(sign, before.summary, at_first, rests)
         if entry is None and not is_run(folder):
             return None
-        return Seen(sign, summary(folder, entry, works, is_needed, self._starts))
+        return Seen(sign, summary(folder, entry, works, is_needed, self._starts), at_first, rests)
+
+
+def _changed(path: str) -> int:
+    """Returns when a file or folder changed, in nanoseconds; 0 where there is none."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _is_new(changes: Sequence[int]) -> bool:
+    """Returns whether one of the changes is so young that a second one might have the same time."""
+    return time.time_ns() - max(changes) < UNSETTLED
 
 
 def matching(

@@ -174,13 +174,15 @@ class Meters:
         return self._throughput.recent()
 
     def recent(self) -> dict[str, Any]:
-        """Returns what a point of the curve says of the device since the last call: memory, utilisation and
-        seconds_by_part."""
+        """Returns what a point of the curve says of the device since the last call: memory and seconds_by_part."""
         return {
             "memory": self._tried("memory", self._recent_memory.look) or {},
-            "utilisation": self._sampler.recent(),
             "seconds_by_part": {name: round(seconds, 6) for name, seconds in self._stopwatch.recent().items()},
         }
+
+    def recent_utilisation(self) -> float | None:
+        """Returns the share of the device in use since the last call, 0 to 1; None where it is not known."""
+        return self._sampler.recent()
 
     def summary(self, communicator: Communicator) -> dict[str, Any]:
         """Returns the measured fields of a RunReport: for all ranks together, and for each."""

@@ -23,6 +23,7 @@ from drivetrain.plan.step_costs import MemoryPart, StepMemory
 
 OUTSIDE = "between"  # the phase of what happens outside of the engine's timed parts
 POINTS = 240  # of a timeline
+REDUCE_SCATTERS = ("_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")  # outputs first, then inputs
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,14 @@ class Levels:
 
 
 class MemoryRecord(TensorPeak):
-    """Records storages of fake tensors while active. granularity: bytes that sizes are rounded up to, as an allocator
-    does: 512 on CUDA, 1 on a CPU."""
+    """Records storages of fake tensors while active."""
 
-    def __init__(self, granularity: int = 1) -> None:
+    def __init__(self, granularity: int = 1, gloo: bool = False) -> None:
+        """granularity: bytes that sizes are rounded up to, as an allocator does: 512 on CUDA, 1 on a CPU. gloo: whether
+        the ranks exchange by gloo, which reduces and scatters in a copy of the whole tensor
+        (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, reduce_scatter_tensor_coalesced)."""
         super().__init__()
+        self._gloo = gloo
         self.changes: list[Change] = []
         self._granularity = granularity
         self._numbers: dict[int, int] = {}  # live storage → its number
@@ -124,12 +128,21 @@ class MemoryRecord(TensorPeak):
         if func._opname == "wait_tensor":  # which returns what it is given; without numbers it returns another tensor
             self._forget(args[0].untyped_storage()._cdata)
         super()._observe(func, args, kwargs, result)
+        if self._gloo and func.namespace == "c10d" and func._opname in REDUCE_SCATTERS:
+            self._copy(value for value in tree_iter(args[1]) if isinstance(value, Tensor))
         if func.namespace == "c10d" and "allreduce" not in func._opname:
             filled = [value for value in tree_iter((args, kwargs)) if isinstance(value, Tensor)]
             for tensor in filled:
                 number = self._numbers.get(tensor.untyped_storage()._cdata)
                 if number is not None:
                     self._roles.setdefault(number, "engine")
+
+    def _copy(self, tensors: Iterable[Tensor]) -> None:
+        """Records a storage of the size of these together, which is freed at once."""
+        number, self._next = self._next, self._next + 1
+        self._roles[number] = "engine"
+        for size in (sum(tensor.nbytes for tensor in tensors), 0):
+            self.changes.append(Change(number, size, self._phase, self._step))
 
     def _resized(self, storage: torch.UntypedStorage, size: int) -> None:
         super()._resized(storage, size)

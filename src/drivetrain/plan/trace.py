@@ -140,7 +140,8 @@ class Record:
 
     def __init__(self, machine: Machine, whole: str = "dp") -> None:
         """whole: the axis that the group of all ranks is."""
-        self.memory = MemoryRecord(CUDA_GRANULARITY if machine.device == "cuda" else 1)
+        on_cpu = machine.device == "cpu"
+        self.memory = MemoryRecord(1 if on_cpu else CUDA_GRANULARITY, gloo=on_cpu)
         self._operations, self._fewer = OperationRecord(whole), OperationRecord(whole)
         self._start = time.perf_counter()
 

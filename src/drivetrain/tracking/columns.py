@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.runtime.strict_json import plain
-from drivetrain.tracking.jsonl import parsed
+from drivetrain.tracking.jsonl import parsed_lines
 
 PARTS = (  # of a training's time
     *("data", "forward", "backward", "forward_backward", "optimizer"),
@@ -22,6 +22,7 @@ COLUMNS = {  # column → field of a step
     "step": "step",
     "epoch": "epoch",
     "samples": "samples",
+    "tokens": "tokens",
     "seconds": "elapsed_seconds",
     "loss": "loss",
     "grad_norm": "grad_norm",
@@ -29,12 +30,14 @@ COLUMNS = {  # column → field of a step
     "samples_per_second": "samples_per_second",
     "utilisation": "utilisation",
 }
-MEASURED = (*COLUMNS, "memory", *(f"time_{part}" for part in PARTS))
+SHARES = {f"time_{part}": part for part in PARTS}
+MEASURED = (*COLUMNS, "memory", *SHARES)
 NAN = float("nan")
 MOST_MARKS = 2000
+MOST_RANKS = 32  # whose devices are told apart
 IN_WORDS = ("run_started", "warning", "trouble", "run_finished")  # events that say something in words
 MOST_IN_WORDS = 200
-MOST_READ = 1 << 28  # bytes of a file at once
+BLOCK = 1 << 22  # bytes that are read at once
 
 
 class Curve:
@@ -42,7 +45,8 @@ class Curve:
 
     def __init__(self, file: Path, inode: int) -> None:
         self._file, self.inode, self.end = file, inode, 0
-        self.columns = {name: array("d") for name in MEASURED}
+        self.columns = {name: array("d") for name in MEASURED}  # and, of several ranks, utilisation_0, ...
+        self._by_rank: list[array[float]] = []
         self.evaluations: list[dict[str, Any]] = []
         self.marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
         self.num_marks = 0  # of all time: the first ones are dropped
@@ -52,25 +56,24 @@ class Curve:
         """Reads the lines that came since; one that is not whole yet is left."""
         with self._file.open("rb") as opened:
             opened.seek(self.end)
-            content = opened.read(MOST_READ)
-        whole = content.rfind(b"\n") + 1
-        for line in content[:whole].splitlines():
-            event = parsed(line)
-            if event is not None:
-                self._take(event)
-        self.end += whole
+            rest = b""
+            while block := opened.read(BLOCK):
+                lines = rest + block
+                whole = lines.rfind(b"\n") + 1
+                for event in parsed_lines(lines[:whole].splitlines()):
+                    self._take(event)
+                self.end += whole
+                rest = lines[whole:]
 
     def _take(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind in IN_WORDS:
             self.in_words.append(plain(event))
         if kind == "step":
-            for name, value in _point(event).items():
-                self.columns[name].append(NAN if value is None else float(value))
+            self._add(event)
         elif kind == "evaluation":
-            at = {
-                name: self.columns[name][-1] if self.columns[name] else None for name in ("epoch", "samples", "seconds")
-            }
+            newest = {name: (self.columns[name] or [None])[-1] for name in ("epoch", "samples", "tokens", "seconds")}
+            at = {name: value for name, value in newest.items() if value == value}  # no NaN
             fields = {name: event[name] for name in ("step", "metrics", "best")}
             self.evaluations.append({**at, **fields})
             if event["best"]:
@@ -84,6 +87,25 @@ class Curve:
         elif kind == "warning":
             self._mark(int(self.columns["step"][-1]) if self.columns["step"] else 0, "warning", event["message"])
 
+    def _add(self, event: dict[str, Any]) -> None:
+        """Adds a point to every column. memory: bytes, of the kind that is largest; time_...: the part's share of the
+        time since the point before."""
+        columns = self.columns
+        shares = event.get("utilisation_by_rank", [])[:MOST_RANKS]
+        while len(self._by_rank) < len(shares):
+            name = f"utilisation_{len(self._by_rank)}"
+            self._by_rank.append(columns.setdefault(name, array("d", [NAN] * len(columns["step"]))))
+        for rank, column in enumerate(self._by_rank):
+            column.append(shares[rank] if rank < len(shares) else NAN)
+        for name, key in COLUMNS.items():
+            value = event.get(key)
+            columns[name].append(NAN if value is None else value)
+        columns["memory"].append(max(event.get("memory", {}).values(), default=NAN))
+        seconds = event.get("seconds_by_part", {})
+        total = sum(seconds.values())
+        for name, part in SHARES.items():
+            columns[name].append(seconds[part] / total if part in seconds and total else NAN)
+
     def _mark(self, step: int, kind: str, text: str) -> None:
         self.marks.append({"step": step, "kind": kind, "text": text})
         self.num_marks += 1
@@ -91,16 +113,6 @@ class Curve:
     def marks_after(self, seen: int) -> list[dict[str, Any]]:
         """Returns the marks that came after the first `seen` ones, as far as they are kept."""
         return list(self.marks)[max(0, seen - (self.num_marks - len(self.marks))) :]
-
-
-def _point(event: dict[str, Any]) -> dict[str, float | None]:
-    """Returns a point of every column. memory: bytes, of the kind that is largest; time_...: the part's share of the
-    time since the point before."""
-    found: dict[str, float | None] = {name: event.get(key) for name, key in COLUMNS.items()}
-    found["memory"] = max(event.get("memory", {}).values(), default=None)
-    seconds = event.get("seconds_by_part", {})
-    total = sum(seconds.values())
-    return found | {f"time_{part}": seconds[part] / total if part in seconds and total else None for part in PARTS}
 
 
 def thinned(values: array[float], most: int) -> list[int]:

@@ -6,6 +6,7 @@ import json
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
+from math import isfinite
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,15 @@ def curves_of(event: Event) -> dict[str, float]:
             found |= {f"train/loss_{name}": value for name, value in event.terms.items()}
             found |= {f"device/{name}_bytes": float(value) for name, value in event.memory.items()}
             found |= {f"seconds/{name}": value for name, value in event.seconds_by_part.items()}
+            found |= {
+                f"device/utilisation_{rank}": share
+                for rank, share in enumerate(event.utilisation_by_rank)
+                if isfinite(share)
+            }
             if event.utilisation is not None:
                 found["device/utilisation"] = event.utilisation
+            if event.tokens is not None:
+                found["train/tokens"] = float(event.tokens)
             if event.scale is not None:
                 found |= {"train/scale": event.scale, "train/skipped_steps": float(event.skipped_steps)}
             return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from types import UnionType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
@@ -46,16 +48,19 @@ class StepDone(Event):
     samples: int  # so far
     samples_per_second: float
     elapsed_seconds: float
+    tokens: int | None = None  # so far, padding left out; None if samples have none
     terms: dict[str, float] = field(default_factory=dict)  # of a loss of several terms, the mean of each, unweighted
     memory: dict[str, int] = field(default_factory=dict)  # bytes: allocated and reserved of a GPU, resident on a CPU
     utilisation: float | None = None  # of the device, 0 to 1
+    # of the first 32 ranks each one's device, NaN where it is not known; of a CPU each process's share of its cores
+    utilisation_by_rank: list[float] = field(default_factory=list)
     seconds_by_part: dict[str, float] = field(default_factory=dict)  # data, forward, ...
 
     def as_dict(self) -> dict[str, Any]:
         """Leaves out the terms if the loss has only one, and what was not measured."""
         found = super().as_dict()
-        optional = ("terms", "memory", "utilisation", "seconds_by_part")
-        return {name: value for name, value in found.items() if name not in optional or value not in ({}, None)}
+        optional = ("tokens", "terms", "memory", "utilisation", "utilisation_by_rank", "seconds_by_part")
+        return {name: value for name, value in found.items() if name not in optional or value not in ({}, [], None)}
 
 
 @dataclass(frozen=True)
@@ -166,44 +171,71 @@ EVENTS: tuple[type[Event], ...] = (
     *(RunStarted, StepDone, EvaluationProgress, Evaluated, MixtureEvaluated, Generated, RolledOut),
     *(CheckpointSaved, CheckpointUploaded, Warned, Troubled, RunFinished),
 )
-_HINTS = {event.kind: get_type_hints(event) for event in EVENTS}
-_FIELDS = {event.kind: fields(event) for event in EVENTS}
+Reader = Callable[[Any], Any]
 _NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}  # as JSON has them, which lacks these
 
 
 def well_formed(found: Any) -> dict[str, Any] | None:
     """Returns an event that was read from JSON, its fields of their types; None if it is no event of a run."""
     kind = found.get("event") if isinstance(found, dict) else None
-    if not isinstance(kind, str) or kind not in _FIELDS:
+    readers = _READERS.get(kind) if isinstance(kind, str) else None
+    if readers is None:
         return None
     values = dict(found)
     try:
-        for each in _FIELDS[kind]:
-            if each.name in found:
-                values[each.name] = _typed(found[each.name], _HINTS[kind][each.name])
-            elif each.default is MISSING and each.default_factory is MISSING:
+        for name, read, is_required in readers:
+            if name in found:
+                values[name] = read(found[name])
+            elif is_required:
                 return None
     except (TypeError, OverflowError):
         return None
     return values
 
 
-def _typed(value: Any, hint: Any) -> Any:
-    """Returns the value as a field of this type holds it. Raises TypeError for another type."""
+def _reader(hint: Any) -> Reader:
+    """Returns a function of a value as a field of this type holds it. It raises TypeError for one of another type.
+
+    Made once for each field: a long curve has a million values, and looking a type up takes longer than reading one.
+    """
     origin, inner = get_origin(hint), get_args(hint)
     if origin is UnionType:  # X | None
-        return None if value is None else _typed(value, inner[0])
-    if origin is list and isinstance(value, list):
-        return [_typed(item, inner[0]) for item in value]
-    if origin is dict and isinstance(value, dict):
-        return {key: _typed(item, inner[1]) for key, item in value.items()}
+        present = _reader(inner[0])
+        return lambda value: None if value is None else present(value)
+    if origin is list:
+        each = _reader(inner[0])
+        return lambda value: [each(item) for item in _of(list, value)]
+    if origin is dict:
+        each = _reader(inner[1])
+        return lambda value: {key: each(item) for key, item in _of(dict, value).items()}
     if hint is float:
-        number = _NUMBERS.get(value, value) if isinstance(value, str) else value
-        if type(number) in (int, float):
-            return float(number)
-    elif hint is Any or type(value) is hint:
+        return _number
+    return (lambda value: value) if hint is Any else functools.partial(_of, hint)
+
+
+def _of(kind: type, value: Any) -> Any:
+    if type(value) is not kind:  # True is no number
+        raise TypeError(kind)
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) is float:
         return value
-    raise TypeError(hint)
+    number = _NUMBERS.get(value, value) if isinstance(value, str) else value
+    return float(number if type(number) is float else _of(int, number))
+
+
+def _readers(event: type[Event]) -> list[tuple[str, Reader, bool]]:
+    """Returns the fields of a kind of event: name, how it is read, and whether every such event has it."""
+    hints = get_type_hints(event)
+    return [
+        (each.name, _reader(hints[each.name]), each.default is MISSING and each.default_factory is MISSING)
+        for each in fields(event)
+    ]
+
+
+_READERS = {event.kind: _readers(event) for event in EVENTS}
 
 
 class Tracker(ABC):

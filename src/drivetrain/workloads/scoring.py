@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from drivetrain.config.language import LanguageModel
 from drivetrain.models.model_folders import save_description
-from drivetrain.workloads.base import BestMetric
+from drivetrain.workloads.base import Batch, BestMetric
 from drivetrain.workloads.exporting import PlainBatch
 from drivetrain.workloads.language_workload import LanguageSamplesWorkload
 from drivetrain.workloads.reward_build import build_reward_model, padding_of
@@ -37,6 +37,9 @@ class ScoringWorkload(LanguageSamplesWorkload):
         for number, ids in enumerate(rows):
             table[number, : len(ids)] = ids
         return torch.from_numpy(table)
+
+    def tokens(self, batch: Batch) -> int:
+        return int((batch["input_ids"] != self._pad).sum())
 
     def _plain(self, rows: Sequence[np.ndarray]) -> PlainBatch:
         """Returns the rows as Transformers' own models take them."""

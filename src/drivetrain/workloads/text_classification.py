@@ -224,6 +224,9 @@ class TextClassificationWorkload(Classifier, Speaks):
         data = self._config.data
         return padded(samples, self._pad, data.max_length if data.padding == "fixed" else None)
 
+    def tokens(self, batch: Batch) -> int:
+        return int(batch["lengths" if "lengths" in batch else "attention_mask"].sum())
+
     @property
     def tokenizer(self) -> Any:
         return self._tokenizer

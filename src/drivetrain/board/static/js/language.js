@@ -1,20 +1,21 @@
 // The two catalogues of texts, static/text/*.json; a switch redraws the page without a reload. The documentation of fields
-// comes with the schema, in English; FIELDS names the files that have it, and the labels of rarer fields, in another language; they are loaded with the first
+// comes with the schema, in English; FIELDS names the file that has it, and the labels of rarer fields, in another language; it is loaded with the first
 // form. What the server says (refusals, states, titles of devices) is English too: MESSAGES names the files that have it in another
 // language, by its English form, in which {names} stand for what differs.
-import { Store } from "./store.js";
+import { Store } from "./base.js";
 
 export const LANGUAGES = { en: "English", zh: "中文" };
 const TAGS = { en: "en", zh: "zh-CN" };
-const FIELDS = { zh: ["zh.fields", "zh.labels"] };
+const FIELDS = { zh: "zh.fields" };
 const MESSAGES = { zh: "zh.messages" };
 const NUMBERS = new Set(["count", "row", "rows", "line", "column"]);
 const NESTED = new Set(["why", "where"]);
 const catalogues = {};
-const fieldTexts = {}; // by language, then by path: a text, or one for each kind of the block that has the field
+// by language; fields: by path, a text, or one for each kind of the block that has the field; labels: by path or, of fields
+// that are called the same everywhere, by the last name in it
+const fields = {};
 const messages = {}; // by language: [expression that matches the English form, names in it, text]
 const documented = new Map(); // English documentation of a field → the field
-const labels = {}; // by language, then by path or, of fields that are called the same everywhere, by the last name in it
 let hasForm = false;
 export const language = new Store("en");
 
@@ -33,13 +34,14 @@ export async function loadFieldTexts() {
 }
 
 async function load(name) {
-  catalogues[name] ??= await read(name);
-  if (MESSAGES[name]) messages[name] ??= Object.entries(await read(MESSAGES[name])).map(([form, text]) => [expression(form), text]);
-  if (!hasForm || !FIELDS[name] || fieldTexts[name]) return;
-  const [texts, own] = await Promise.all(FIELDS[name].map(read));
-  labels[name] = own;
-  fieldTexts[name] = texts;
+  await Promise.all([
+    keep(catalogues, name, () => read(name)),
+    MESSAGES[name] && keep(messages, name, async () => Object.entries(await read(MESSAGES[name])).map(([form, text]) => [expression(form), text])),
+    hasForm && FIELDS[name] && keep(fields, name, () => read(FIELDS[name])),
+  ]);
 }
+
+async function keep(kept, name, work) { kept[name] ??= await work(); }
 
 const files = {};
 
@@ -75,20 +77,20 @@ export const textOr = (key, otherwise) => catalogues[language.value]?.[key] ?? o
 // Returns the name of a field for people; in English that of a rare field is its name in the run file.
 export function label(path) {
   const last = path.split(".").at(-1);
-  const own = labels[language.value];
+  const own = fields[language.value]?.labels;
   return textOr(`label.${path}`, own?.[path] ?? own?.[last] ?? last.replaceAll("_", " "));
 }
 
 // Returns the documentation of a field: in English until that of another language is loaded.
 export function documentation(field) {
-  const own = fieldTexts[language.value]?.[field.path];
+  const own = fields[language.value]?.fields[field.path];
   const text = typeof own === "object" ? field.when?.at(-1)?.is.map((kind) => own[kind]).find(Boolean) : own;
   return text ?? field.doc;
 }
 
 // Lets `said` find the documentation of fields, which the checker gives as advice.
-export function knowFields(fields) {
-  for (const field of fields) documented.set(field.doc, field);
+export function knowFields(all) {
+  for (const field of all) documented.set(field.doc, field);
 }
 
 // Returns what the server said in the language of the page, or as it said it. A {state}, a {why} and a {where} among
@@ -126,4 +128,39 @@ function remember(name) {
 
 function recall() {
   try { return localStorage.getItem("language"); } catch { return null; }
+}
+
+// Numbers, sizes and times as people read them.
+
+export function figure(value, digits = 4) {
+  if (value === null || value === undefined) return "";
+  if (typeof value !== "number") return String(value); // "nan", "inf"
+  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e7)) return value.toExponential(2);
+  return value.toLocaleString(locale(), { maximumSignificantDigits: Math.max(digits, Math.abs(value) >= 1 ? Math.trunc(Math.log10(Math.abs(value))) + 1 : 1) });
+}
+
+export const whole = (value) => (value === null || value === undefined ? "" : Math.round(value).toLocaleString(locale()));
+
+export function bytes(value) {
+  if (value === null || value === undefined) return "";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let step = 0;
+  while (value >= 1024 && step < units.length - 1) { value /= 1024; step += 1; }
+  return `${value.toLocaleString(locale(), { maximumFractionDigits: step && value < 100 ? 1 : 0 })} ${units[step]}`;
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "";
+  if (seconds < 60) return t("time.seconds", { n: Math.round(seconds) });
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 60) return t("time.minutes", { n: minutes });
+  if (minutes < 2880) return t("time.hours", { n: Math.floor(minutes / 60), m: minutes % 60 });
+  return t("time.days", { n: Math.floor(minutes / 1440), h: Math.floor((minutes % 1440) / 60) });
+}
+
+export function moment(text) {
+  if (!text) return "";
+  const date = new Date(text);
+  const today = date.toDateString() === new Date().toDateString();
+  return date.toLocaleString(locale(), today ? { timeStyle: "short" } : { dateStyle: "medium", timeStyle: "short" });
 }

@@ -1,23 +1,18 @@
 // What changes on the server, over one event stream a browser: one tab holds it and passes events on to the others,
 // because a browser opens six connections to a host, and eight tabs would wait for one another.
-import { Store } from "./store.js";
+import { html, Store, useStore } from "./base.js";
+import { t } from "./language.js";
 
 export const live = new Store({ runs: new Map(), queue: null, loaded: false, reached: true });
 const channel = new BroadcastChannel(`drivetrain ${location.pathname}`);
 let source = null;
 let release = null;
-let stays = () => false; // whether a hidden tab goes on listening
-
-// The tab that holds the stream.
-export const holds = () => source !== null;
-
-export const keepOpen = (wanted) => { stays = wanted; };
 
 export function begin() {
   channel.onmessage = ({ data }) => (data.kind === "snapshot?" ? pass() : take(data));
   channel.postMessage({ kind: "snapshot?" }); // whoever holds the stream answers at once
   lead();
-  document.addEventListener("visibilitychange", () => (document.hidden ? stays() || hand() : lead()));
+  document.addEventListener("visibilitychange", () => (document.hidden ? wanted.value || hand() : lead()));
 }
 
 // The lock is held by one tab; the others wait in line for it. A hidden tab lets go of it.
@@ -83,4 +78,36 @@ function take({ kind, data }) {
     for (const name of data.gone) runs.delete(name);
     live.set({ ...now, runs, reached: true });
   }
+}
+
+// --- a notice of the browser when something that ran here has ended, also while the page is hidden, where its user wants one ---
+
+const LIVE = ["queued", "running", "stopping"];
+const isOffered = "Notification" in globalThis; // not where the page came over plain HTTP from another machine
+const wanted = new Store(isOffered && Notification.permission === "granted" && recall());
+let states = new Map(); // of the entries of the queue, as they were
+
+live.watch(({ queue }) => {
+  const ended = (queue?.entries ?? []).filter((each) => LIVE.includes(states.get(each.id)) && !LIVE.includes(each.state));
+  states = new Map(queue?.entries.map((each) => [each.id, each.state]));
+  if (!wanted.value || !source) return; // of several tabs, the one that holds the stream tells
+  for (const each of ended) {
+    const what = each.verb === "train" ? each.run : `${each.run} (${t(`verb.${each.verb}`)})`;
+    new Notification("Drivetrain", { body: `${what}${t("colon")}${t(`state.${each.state}`)}`, tag: each.id, icon: "static/icon.svg" });
+  }
+});
+
+export function Notices() {
+  const on = useStore(wanted);
+  if (!isOffered) return null;
+  const turn = async ({ target }) => {
+    wanted.set(target.checked && (await Notification.requestPermission()) === "granted");
+    target.checked = wanted.value; // refused: it springs back
+    try { localStorage.setItem("notices", wanted.value ? "1" : ""); } catch { /* lasts until a reload */ }
+  };
+  return html`<label><input type="checkbox" checked=${on} onChange=${turn} data-notices /> ${t("queue.notices")}</label>`;
+}
+
+function recall() {
+  try { return localStorage.getItem("notices") === "1"; } catch { return false; }
 }

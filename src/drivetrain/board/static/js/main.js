@@ -1,23 +1,26 @@
 // The frame of the page: its head, the languages, and which page an address shows.
-import { get } from "./api.js";
-import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./html.js";
+import { get, html, render, route, useEffect, useErrorBoundary, useRef, useState, useStore } from "./base.js";
 import { choose, language, LANGUAGES, preferred, t } from "./language.js";
 import { begin, live } from "./live.js";
 import { Failure, Loading, Note } from "./parts.js";
-import { route } from "./route.js";
-import { useStore } from "./store.js";
 
 // address, text of the link, file; a file is loaded when its page is first shown
 const PAGES = [
   ["new", "page.new", () => import("./pages/new_run.js")],
   ["runs", "page.runs", () => import("./pages/runs.js")],
   ["compare", "page.compare", () => import("./pages/compare.js")],
-  ["evaluate", "page.evaluate", () => import("./pages/evaluate.js")],
+  ["evaluate", "page.evaluate", async () => ({ default: (await import("./pages/use.js")).Evaluate })],
   ["chat", "page.chat", () => import("./pages/chat.js")],
-  ["export", "page.export", () => import("./pages/export.js")],
+  ["export", "page.export", async () => ({ default: (await import("./pages/use.js")).Export })],
   ["machine", "page.machine", () => import("./pages/machine.js")],
 ];
 const RUN = () => import("./pages/run.js");
+const loaderOf = ([place = "new", name]) => (place === "runs" && name ? RUN : PAGES.find(([key]) => key === place)?.[2]);
+
+// all that the first page needs is asked for at once
+const asked = get("me");
+asked.catch(() => {}); // the page shows it
+loaderOf(route.value.parts)?.().catch(() => {}); // likewise
 
 function Page() {
   useStore(language);
@@ -25,7 +28,7 @@ function Page() {
   const { reached } = useStore(live);
   const [me, setMe] = useState(null);
   const [error, setError] = useState(null);
-  useEffect(() => { get("me").then(setMe, setError); }, []);
+  useEffect(() => { asked.then(setMe, setError); }, []);
   const place = parts[0] ?? "new";
   return html`
     <a class="skip" href="#content" onClick=${toContent}>${t("skip")}</a>
@@ -42,8 +45,8 @@ function Page() {
 }
 
 function Content({ parts, me }) {
-  const [place, name] = [parts[0] ?? "new", parts[1]];
-  const load = place === "runs" && name ? RUN : PAGES.find(([key]) => key === place)?.[2];
+  const [, name] = parts;
+  const load = loaderOf(parts);
   const [loaded, setLoaded] = useState({});
   const [broken, mend] = useErrorBoundary((error) => console.error(error));
   const first = useRef(true);
@@ -91,6 +94,5 @@ try {
 } catch { /* the system's choice */ }
 await choose(preferred());
 begin();
-try { if (localStorage.getItem("notices")) import("./notices.js"); } catch { /* none were asked for */ }
 document.getElementById("page").replaceChildren();
 render(html`<${Page} />`, document.getElementById("page"));

@@ -1,7 +1,7 @@
 // An editor of the run file's YAML, by CodeMirror: line numbers, colours, undo, and problems marked at their lines. It is
 // loaded with its tab alone, and lives in a shadow root, where its styles are sheets that the page's policy allows. Without
 // it a plain text field is there.
-import { html, useEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useRef, useState } from "./base.js";
 import { language, said, t } from "./language.js";
 
 let library = null;

@@ -1,12 +1,8 @@
 // The machine: its devices and who uses them, where files are, and who is logged in.
-import { post } from "../api.js";
-import { html } from "../html.js";
-import { language, said, t } from "../language.js";
+import { html, link, post, useStore } from "../base.js";
+import { bytes, language, said, t } from "../language.js";
 import { live } from "../live.js";
-import { bytes } from "../numbers.js";
 import { Bar, Loading, Name } from "../parts.js";
-import { link } from "../route.js";
-import { useStore } from "../store.js";
 
 export default function Machine({ me }) {
   useStore(language);

@@ -1,21 +1,15 @@
 // One run: where it stands, its curves, its log, its checkpoints, and what can be done with it.
-import { get, part, post, remove } from "../api.js";
-import { chartsOf, extended, placeOf } from "../curves.js";
-import { Chart } from "../chart.js";
-import { CurveControls, curveView } from "../curve_controls.js";
-import { html, useEffect, useMemo, useRef, useState } from "../html.js";
-import { language, said, t, textOr } from "../language.js";
+import { get, html, link, part, post, remove, route, settle, useEffect, useMemo, useRef, useState, useStore } from "../base.js";
+import { Chart, chartsOf, CurveControls, curveView, placeOf, useCurve } from "../curves.js";
+import { asText } from "../draft.js";
+import { bytes, duration, figure, language, moment, said, t, textOr, whole } from "../language.js";
 import { live } from "../live.js";
-import { LogTail } from "../log_tail.js";
-import { bytes, duration, figure, moment, whole } from "../numbers.js";
-import { Confirm, Copy, Failure, kindOf, Loading, Name, Note, Said, State, Tabs, useAnswer } from "../parts.js";
-import { Progress } from "../progress.js";
-import { link, route, settle } from "../route.js";
-import { useStore } from "../store.js";
+import { Confirm, Copy, Failure, kindOf, Loading, LogTail, Name, Note, Progress, Said, State, Tabs, useAnswer } from "../parts.js";
 
 const ENDED = ["completed", "stopped_early", "interrupted", "failed", "refused", "lost", "cancelled", "unknown"];
 const SILENT = 600; // seconds without a new line of events, after which the page says so
-const TABS = ["curves", "log", "checkpoints", "config", "notes"];
+const TABS = ["curves", "samples", "log", "checkpoints", "config", "notes"];
+const ANSWERS = 40; // that are shown, the newest
 
 export default function Run({ name, me }) {
   useStore(language);
@@ -27,7 +21,8 @@ export default function Run({ name, me }) {
   const run = details ? { ...details, ...fresh } : fresh;
   if (error && !details) return html`<h1 translate=${false}>${name}</h1><${Failure} error=${error} />`;
   if (!run) return html`<${Loading} />`;
-  const tab = TABS.includes(query.tab) ? query.tab : "curves";
+  const tabs = TABS.filter((each) => each !== "samples" || run.workload?.startsWith("language_model"));
+  const tab = tabs.includes(query.tab) ? query.tab : "curves";
   return html`
     <div class="head"><div class="grow"><h1 translate=${false}>${run.name}</h1><p class="quiet small" style=${{ margin: 0 }}><span>${kindOf(run)}</span>${[run.model, run.engine, run.precision].filter(Boolean).map((each) => html` · <${Name}>${each}<//>`)}</p></div>
       <${State} of=${run.status} /></div>
@@ -37,8 +32,9 @@ export default function Run({ name, me }) {
       ${details ? html`<${Actions} run=${run} actions=${details.actions} me=${me} again=${again} />` : null}</div></div>
     <${Silence} run=${run} />
     ${details ? html`<${Trouble} run=${run} events=${details.events} />` : null}
-    <${Tabs} label=${t("run.views")} value=${tab} options=${TABS.map((each) => [each, t(`run.${each}`)])} onChoose=${(key) => settle({ tab: key })} />
+    <${Tabs} label=${t("run.views")} value=${tab} options=${tabs.map((each) => [each, t(`run.${each}`)])} onChoose=${(key) => settle({ tab: key })} />
     ${tab === "curves" ? html`<${Curves} name=${name} run=${run} query=${query} />` : null}
+    ${tab === "samples" ? html`<${Samples} name=${name} sign=${run.changed?.slice(0, 18)} />` : null}
     ${tab === "log" ? html`<${LogTail} name=${name} live=${!ENDED.includes(run.status)} entry=${run.entry} />` : null}
     ${tab === "checkpoints" && details ? html`<${Checkpoints} of=${details} />` : null}
     ${tab === "notes" && details ? html`<${Notes} of=${details} me=${me} again=${again} />` : null}
@@ -93,35 +89,29 @@ function Trouble({ run, events }) {
 }
 
 function Curves({ name, run, query }) {
-  const [curve, setCurve] = useState(null);
-  const [error, setError] = useState(null);
-  const cursor = useRef(undefined);
-  const busy = useRef(false);
-  const missed = useRef(false); // a change that came while an answer was awaited: it may be the last one
-  const { log, weight, axis } = curveView(query);
-  const ask = () => {
-    if (busy.current) { missed.current = true; return; }
-    busy.current = true;
-    missed.current = false;
-    const asked = cursor.current === undefined ? "" : `&after=${part(cursor.current)}`;
-    get(`runs/${part(name)}/curve?most=2000${asked}`).then((answer) => {
-      cursor.current = answer.cursor;
-      setCurve((before) => extended(before, answer));
-      setError(null);
-    }, setError).finally(() => {
-      busy.current = false;
-      if (missed.current) ask();
-    });
-  };
-  useEffect(ask, [name, run.cursor, run.status]);
+  const [curve, error] = useCurve(name, run.cursor);
+  const view = curveView(query, [curve]);
+  const { log, weight, axis } = view;
   const charts = useMemo(() => (curve ? chartsOf(curve, axis, weight) : []), [curve, axis, weight]);
   const marks = useMemo(() => (curve ? curve.marks.map((mark) => ({ ...mark, x: placeOf(mark, curve, axis) })) : []), [curve, axis]);
   if (error && !curve) return html`<${Failure} error=${error} />`;
   if (!curve) return html`<${Loading} />`;
   if (!charts.length) return html`<p class="quiet">${t("run.no_points")}</p>`;
-  return html`<${CurveControls} query=${query} />
+  return html`<${CurveControls} view=${view} />
     <div class="plots">${charts.map((chart) => html`<${Chart} key=${chart.name} title=${chart.name} series=${chart.series} marks=${marks} axis=${axis} log=${log && chart.name !== "lr"} group=${name} />`)}</div>
     ${marks.length ? html`<p class="quiet small">${t("chart.marks")}</p>` : null}`;
+}
+
+// What the model answered: at evaluations, or to learn from its rewards, the newest first.
+function Samples({ name, sign }) {
+  const [found, error] = useAnswer(() => get(`runs/${part(name)}/samples?last=${ANSWERS}`), [name, sign]);
+  if (error) return html`<${Failure} error=${error} />`;
+  if (!found) return html`<${Loading} />`;
+  if (!found.samples.length) return html`<p class="quiet">${t("sample.none")}</p>`;
+  return html`${found.samples.toReversed().map((each) => html`<article class="box" data-sample>
+    <p class="small quiet">${[t("run.step", { step: whole(each.step) }), ...["reward", "advantage"].filter((key) => key in each).map((key) => `${t(`sample.${key}`)} ${figure(each[key])}`),
+      ...Object.entries(each.rewards ?? {}).map(([key, value]) => `${key} ${figure(value)}`)].join(" · ")}</p>
+    <dl class="pairs">${["prompt", "answer", "reference_model", "reference"].filter((key) => each[key]).map((key) => html`<dt>${t(`sample.${key}`)}</dt><dd class="tokens">${asText(each[key])}</dd>`)}</dl></article>`)}`;
 }
 
 function Checkpoints({ of }) {
@@ -151,7 +141,7 @@ function Notes({ of, me, again }) {
 }
 
 function Config({ of }) {
-  const [entry] = of.entries;
+  const entry = of.entries.find((each) => each.verb === "train");
   return html`<div class="buttons" style=${{ marginBottom: ".6rem" }}><${Copy} text=${of.yaml} /></div><pre>${of.yaml}</pre>
     <dl class="pairs" style=${{ marginTop: "1rem" }}>
       ${entry ? html`<dt>${t("run.command")}</dt><dd><code>${entry.command}</code></dd>` : null}

@@ -1,6 +1,69 @@
-// Requests to the server. All addresses are relative to the page, which may stand behind a subpath.
+// What every file stands on: Preact, values that components watch, permanent links, requests.
 
-export class Refused extends Error {
+import { useEffect, useState } from "../vendor/htm-preact.js";
+
+export { html, render, useState, useEffect, useLayoutEffect, useRef, useMemo, useErrorBoundary }
+  from "../vendor/htm-preact.js";
+
+// A value that several components watch.
+export class Store {
+  constructor(value) {
+    this.value = value;
+    this.watchers = new Set();
+  }
+
+  set(value) {
+    this.value = value;
+    for (const watcher of [...this.watchers]) watcher(value);
+  }
+
+  watch(watcher) {
+    this.watchers.add(watcher);
+    return () => this.watchers.delete(watcher);
+  }
+}
+
+export function useStore(store) {
+  const [value, set] = useState(store.value);
+  useEffect(() => {
+    set(store.value); // it may have changed between drawing and watching
+    return store.watch((changed) => set(() => changed));
+  }, [store]);
+  return value;
+}
+
+// --- permanent links: the page's address behind the #, such as #/runs/digits?tab=log ---
+
+function read() {
+  const [path, search] = location.hash.replace(/^#\/?/, "").split("?");
+  const parts = path.split("/").filter(Boolean).map(safely);
+  return { parts, query: Object.fromEntries(new URLSearchParams(search ?? "")) };
+}
+
+function safely(text) {
+  try { return decodeURIComponent(text); } catch { return text; } // someone's half-copied link
+}
+
+export const route = new Store(read());
+addEventListener("hashchange", () => route.set(read()));
+
+export function link(parts, query = {}) {
+  const kept = Object.entries(query).filter(([, value]) => value !== undefined && value !== "" && value !== null);
+  return `#/${parts.map(encodeURIComponent).join("/")}${kept.length ? `?${new URLSearchParams(kept)}` : ""}`;
+}
+
+export const go = (parts, query) => { location.hash = link(parts, query); };
+
+// Changes the address without a new entry in the browser's history.
+export function settle(query) {
+  const { parts, query: before } = route.value;
+  history.replaceState(null, "", link(parts, { ...before, ...query }));
+  route.set(read());
+}
+
+// --- requests: all addresses are relative to the page, which may stand behind a subpath ---
+
+class Refused extends Error {
   // what a server answered instead: status (0: it cannot be reached), code, problems ([{field, why, fix}]), and keys of an
   // import that may be dropped
   constructor(status, message, code, problems, accepts) {
