@@ -374,6 +374,7 @@ def test_a_chat_at_a_terminal(terminal: Any, tmp_path: Path) -> None:
     terminal.expect("endless endless")
     terminal.sendintr()  # stops the answer, and not the chat
     terminal.expect("stopped")
+    assert "^C" not in terminal.before  # which would move the cursor in what is drawn
     terminal.expect(">")
     terminal.send("two\x1b\rlines\r")  # Esc Enter begins a line
     terminal.expect("number 3")

@@ -1,5 +1,5 @@
-"""The server, asked by clients of others: lm-evaluation-harness and LangChain. They are no dependencies: the tests skip
-where they are not installed."""
+"""The server, asked by clients of others: LangChain and lm-evaluation-harness. The latter is no dependency: its test
+skips where it is not installed."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from drivetrain.generation.replies import Call, Part
 from drivetrain.inference.chat.commands import COMMANDS
 from drivetrain.inference.chat.functions import STOPPED
 from drivetrain.inference.chat.replies import Replies
-from drivetrain.inference.chat.screen import MarkdownScreen, PlainScreen, Screen, SideBySide, visible
+from drivetrain.inference.chat.screen import MarkdownScreen, PlainScreen, Screen, SideBySide, visible, without_echo
 from drivetrain.inference.chat.talk import Settings, Talk
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Chat:
                 calls[place] += [part.call] if part.call else []
                 screen.add(place, part.text, part.thought)
 
-        with closing(_Cancelled(replies)), self._screen() as screen:
+        with closing(_Cancelled(replies)), without_echo(), self._screen() as screen:
             try:
                 for step in replies.steps():
                     show(step.place, readers[step.place].feed(step.text))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import termios
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -20,6 +23,25 @@ TABS_AND_LINES = "\n\t"
 def visible(text: str) -> str:
     """Returns a model's text without control characters, which could move the cursor or colour the terminal."""
     return "".join(char for char in text if char in TABS_AND_LINES or not (ord(char) < 32 or 127 <= ord(char) < 160))
+
+
+@contextmanager
+def without_echo() -> Iterator[None]:
+    """Hides what is typed while replies are drawn, Ctrl-C's ^C too: it would move the cursor, and lines that are drawn
+    anew would stay. What was typed is read as the next line. Does nothing where the input is no terminal."""
+    try:
+        file = sys.stdin.fileno()
+        before = termios.tcgetattr(file)
+    except (termios.error, OSError, ValueError):
+        yield
+        return
+    hidden = [*before]
+    hidden[3] &= ~termios.ECHO
+    termios.tcsetattr(file, termios.TCSADRAIN, hidden)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(file, termios.TCSADRAIN, before)
 
 
 class Screen(ABC):
