@@ -3,6 +3,7 @@
     python bench/learning.py preference      # dpo: 5,000 made pairs; labels by rule, and shuffled
     python bench/learning.py addition        # sft, then grpo: two-digit addition
     python bench/learning.py rewarded        # sft, reward, then ppo by that reward model
+    python bench/learning.py distilled       # distillation on given replies and on the model's own, over seeds
     python bench/learning.py pairs --data dpo_en_demo.json --texts alpaca_en_demo.json   # reward, dpo: real pairs;
                                              # labels as they are, and shuffled
 
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import learning_distilled
 import learning_pairs
 import learning_rewards
 from interleaved import BENCH
@@ -31,6 +33,7 @@ COMMANDS: dict[str, Callable[[Path, argparse.Namespace], tuple[str, Sequence[str
     "pairs": learning_pairs.real_pairs,
     "addition": learning_rewards.addition,
     "rewarded": learning_rewards.rewarded,
+    "distilled": learning_distilled.distilled,
 }
 
 
@@ -43,6 +46,7 @@ def main() -> None:
         "--stages", nargs="+", default=["reward", "dpo"], choices=["reward", "dpo"], help="pairs: stages"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=5, help="distilled: how many, from --seed on")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     began = time.monotonic()

@@ -71,7 +71,7 @@ def litdatas(address: str, cache: Path, workers: int) -> Iterator[Batches]:
     """Yields the same two passes by litdata's own data set and loader."""
     litdata = importlib.import_module("litdata")
     downloads = importlib.import_module("litdata.streaming.downloader")
-    downloads._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # else its quick way takes https alone, unlike a test's store
+    downloads._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # its quick way takes https alone by default
     rows = litdata.StreamingDataset(address, cache_dir=str(cache), shuffle=True)
     loader = litdata.StreamingDataLoader(rows, batch_size=BATCH, num_workers=workers, collate_fn=collated)
     for _ in range(2):

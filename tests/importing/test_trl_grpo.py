@@ -130,3 +130,61 @@ def test_data_in_their_own_order_are_refused(tmp_path: Path) -> None:
     assert workload(tmp_path, shuffle_dataset=True)[1]["shuffle_dataset"].fate == "unneeded"
     _, notes = workload(tmp_path, generation_batch_size=32, steps_per_generation=2)  # as GRPOConfig writes itself
     assert notes["generation_batch_size"].fate == "unneeded"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"use_vllm": True}, {"importance_cap": 3.0, "importance_correction": "sequence_mask"}),
+        (
+            {
+                "use_vllm": True,
+                "vllm_importance_sampling_mode": "token_truncate",
+                "vllm_importance_sampling_clip_max": 2,
+            },
+            {"importance_cap": 2.0, "importance_correction": "token_truncate"},
+        ),
+        (
+            {
+                "use_vllm": True,
+                "vllm_importance_sampling_mode": "token_mask",
+                "vllm_importance_sampling_clip_max": None,
+                "vllm_importance_sampling_clip_min": 0.5,
+            },
+            {"importance_floor": 0.5, "importance_correction": "token_mask"},
+        ),
+        ({"use_vllm": True, "vllm_importance_sampling_cap": 4.0}, {"importance_cap": 4.0}),
+        ({"use_vllm": True, "vllm_importance_sampling_correction": False}, {}),
+        ({"vllm_importance_sampling_mode": "token_mask"}, {}),
+    ],
+    ids=str,
+)
+def test_weights_for_vllms_probabilities_are_kept_where_trl_has_them(
+    tmp_path: Path, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    raw, _ = workload(tmp_path, **given)
+    learning = raw["workload"]["reinforcement"]
+    assert {key: value for key, value in learning.items() if key.startswith("importance_")} == {
+        **({"importance_correction": "sequence_mask"} if "importance_cap" in expected else {}),
+        **expected,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "why"),
+    [
+        ({"vllm_importance_sampling_mode": "tokens"}, "vllm_importance_sampling_mode", "there are token_truncate"),
+        ({"vllm_importance_sampling_clip_max": None}, "vllm_importance_sampling_mode", "within bounds"),
+        (
+            {"loss_type": "vespo", "vllm_importance_sampling_mode": "token_mask"},
+            "vllm_importance_sampling_mode",
+            "vespo",
+        ),
+    ],
+)
+def test_weights_that_there_are_none_of_here_are_refused(
+    tmp_path: Path, given: dict[str, Any], key: str, why: str
+) -> None:
+    _, notes = workload(tmp_path, use_vllm=True, **{"vllm_importance_sampling_mode": "token_mask", **given})
+    assert notes[key].fate == "refused"
+    assert why in notes[key].why

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from drivetrain.config.distillation import distillation_problems
 from drivetrain.config.language import LanguageModel
 from drivetrain.errors import UserError
 from drivetrain.importing.training_keys import KEYS as TRAINING
@@ -17,8 +18,14 @@ from drivetrain.importing.trl_preferences import KEYS, LENGTH, TRAINERS
 from tests.importing.made import imported
 
 MODEL = {"model_name_or_path": "a/b", "dataset_name": "owner/pairs"}
-CLASSES = {"trl_dpo": "DPOConfig", "trl_kto": "KTOConfig", "trl_reward": "RewardConfig"}
+CLASSES = {"trl_dpo": "DPOConfig", "trl_kto": "KTOConfig", "trl_reward": "RewardConfig", "trl_gkd": "GKDConfig"}
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's own, and those of what it imports
+
+
+def class_of(kind: str) -> Any:
+    """TRL's configuration of a kind."""
+    place = "trl.experimental.gkd" if kind == "trl_gkd" else "trl"
+    return getattr(pytest.importorskip(place), CLASSES[kind])
 
 
 def run_of(folder: Path, **given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -92,15 +99,14 @@ def test_what_would_train_something_else_is_refused(tmp_path: Path, given: dict[
 @pytest.mark.parametrize("kind", TRAINERS)
 def test_every_field_of_the_installed_class_is_known(kind: str) -> None:
     trl = pytest.importorskip("trl")
-    classes = getattr(trl, CLASSES[kind]), trl.ModelConfig, trl.ScriptArguments
+    classes = class_of(kind), trl.ModelConfig, trl.ScriptArguments
     fields = {field.name for each in classes for field in dataclasses.fields(each)}
     assert fields - {*KEYS, *TRAINERS[kind].together, *TRAINING, *OF_TRAINING} == set()
 
 
 @pytest.mark.parametrize("kind", TRAINERS)
 def test_the_defaults_are_those_of_the_installed_class(kind: str) -> None:
-    trl = pytest.importorskip("trl")
-    theirs = {field.name: field.default for field in dataclasses.fields(getattr(trl, CLASSES[kind]))}
+    theirs = {field.name: field.default for field in dataclasses.fields(class_of(kind))}
     trainer = TRAINERS[kind]
     ours = {**trainer.usual, **{key: usual for key, (_, usual) in trainer.numbers.items()}, "max_length": LENGTH}
     assert {key: theirs[key] for key in ours} == ours
@@ -109,8 +115,7 @@ def test_the_defaults_are_those_of_the_installed_class(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", TRAINERS)
 def test_what_the_class_itself_writes_is_read(kind: str, tmp_path: Path) -> None:
-    trl = pytest.importorskip("trl")
-    made = getattr(trl, CLASSES[kind])(output_dir=str(tmp_path / "out"), report_to=[], use_cpu=True, bf16=False)
+    made = class_of(kind)(output_dir=str(tmp_path / "out"), report_to=[], use_cpu=True, bf16=False)
     raw, notes = run_of(tmp_path, **json.loads(made.to_json_string()))
     assert raw["workload"]["stage"] == TRAINERS[kind].stage
     assert raw["optimizer"]["lr"] == made.learning_rate
@@ -130,3 +135,30 @@ def test_a_file_that_may_be_of_any_trainer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "given.json").write_text(json.dumps({**MODEL, "beta": 0.2}))
     with pytest.raises(UserError, match="it may be of any of TRL's trainers"):
         imported(tmp_path, tmp_path / "given.json")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"lmbda": 0.7}, {"loss": "js", "beta": 0.5, "own_answers": 0.7, "drawing_temperature": 0.9}),
+        ({"beta": 0.0, "seq_kd": False}, {"loss": "forward_kl", "own_answers": 0.5, "max_new_tokens": 128}),
+        ({"beta": 1, "lmbda": 1.0, "temperature": 1.0}, {"loss": "reverse_kl", "drawing_temperature": 1.0}),
+        ({"lmbda": 0.0, "max_new_tokens": 9}, {"own_answers": 0.0, "max_new_tokens": 128}),
+    ],
+    ids=str,
+)
+def test_gkd_keeps_its_divergence_and_the_share_of_own_replies(
+    tmp_path: Path, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    raw, _ = run_of(tmp_path, teacher_model_name_or_path="a/teacher", **given)
+    block = LanguageModel.model_validate(raw["workload"]).distillation
+    assert (raw["workload"]["stage"], block.teacher.path) == ("distill", "a/teacher")
+    found = {**block.model_dump(), "loss": "".join(block.losses)}
+    assert {key: found[key] for key in expected} == expected
+    assert [*distillation_problems(block, "distill")] == []
+
+
+def test_replies_of_the_teacher_are_refused_with_the_way_to_make_them(tmp_path: Path) -> None:
+    _, notes = run_of(tmp_path, teacher_model_name_or_path="a/teacher", seq_kd=True)
+    assert notes["seq_kd"].fate == "refused"
+    assert "drivetrain predict" in notes["seq_kd"].why

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.runtime.atomic_file import followed, write_whole
+from drivetrain.runtime.atomic_file import followed, remove_abandoned, write_whole
 
 Patch = pytest.MonkeyPatch
 
@@ -72,3 +74,23 @@ def test_two_threads_that_write_one_file_leave_one_whole_text(tmp_path: Path) ->
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(write, texts))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_killed_writer_left_goes_and_what_another_process_writes_stays(tmp_path: Path) -> None:
+    writer = (
+        "import sys, time; from pathlib import Path; from drivetrain.runtime.atomic_file import in_use, replacing\n"
+        "with replacing(Path(sys.argv[1])) as aside:\n"
+        "    aside.write_text('half')\n"
+        "    with in_use(aside):\n"
+        "        print('ready', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", writer, str(tmp_path / "reference-1.npy")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        (tmp_path / ".other-1.npy.partial-1-1").touch()
+        remove_abandoned(tmp_path, "reference-*.npy")
+        assert len([*tmp_path.iterdir()]) == 2, "it is being written"
+        process.kill()
+    remove_abandoned(tmp_path, "reference-*.npy")
+    assert [path.name for path in tmp_path.iterdir()] == [".other-1.npy.partial-1-1"]

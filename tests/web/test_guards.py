@@ -217,6 +217,14 @@ def test_lists_without_end_are_refused_before_they_are_read() -> None:
         check_json(b"[" + b"{}," * 50_001 + b"1]", BodyLimits())
 
 
+def test_values_without_end_are_refused_before_they_are_read_and_commas_in_texts_are_none() -> None:
+    limits = BodyLimits(values=1000)
+    with pytest.raises(Refusal, match="more than 1,000 values"):
+        check_json(json.dumps([1] * 1001).encode(), limits)
+    check_json(json.dumps([1] * 1000).encode(), limits)
+    check_json(json.dumps([',\\",' * 1000] * 9).encode(), limits)
+
+
 def test_whole_characters_and_brackets_in_texts_pass() -> None:
     check_json(b'["\\ud83d\\ude00", "[[[[[[", "\\\\", "\\"{{"]', BodyLimits(depth=1))
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, LlamaConfig
 
+from drivetrain.data.loader import MicroBatch
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.distributed.communicator import Communicator
@@ -43,7 +44,7 @@ def made_of(work: PolicyWorkload, passes: Passes, count: int = 2) -> list[list[d
 
 
 def test_each_prompt_has_a_group_of_answers_with_rewards_and_log_probabilities(tmp_path: Path) -> None:
-    work = workload(tmp_path, rewards=[LETTERS, {**LETTERS, "name": "half", "weight": 0.5}], temperature=1.5)
+    work = workload(tmp_path, rewards=[LETTERS, {**LETTERS, "name": "half", "weight": 0.5}], temperature=1.5, updates=2)
     _, passes = passes_of(work)
     groups = made_of(work, passes)
     assert [len(group) for group in groups] == [3, 3]
@@ -71,14 +72,35 @@ def test_the_generators_log_probabilities_are_measured_at_the_temperature_and_we
         torch.testing.assert_close(sample["correction"], torch.ones_like(sample["old"]), rtol=1e-4, atol=0)
     apart = {"old": torch.tensor([-1.0, -2.0, -3.0]), "drawn": torch.tensor([-1.1, -1.0, -4.0])}
     expected = [math.exp(0.1), math.exp(-1.0), 1.25]
-    assert correction_of(apart, 1.25).tolist() == pytest.approx(expected)
-    assert correction_of({**apart, "drawn": torch.zeros(0)}, 1.25).tolist() == [1.0, 1.0, 1.0]
+    assert correction_of(apart, work._learning).tolist() == pytest.approx(expected)
+    assert correction_of({**apart, "drawn": torch.zeros(0)}, work._learning).tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_answers_that_one_update_learns_from_need_no_pass_before_it(tmp_path: Path, packing: bool) -> None:
+    """The loss and the gradient are those of log-probabilities that were computed before."""
+    work = workload(tmp_path, rewards=[LETTERS], data={"packing": packing})
+    engine, passes = passes_of(work)
+    samples = [sample for group in made_of(work, passes) for sample in group]
+    assert [bool(each["old"].isnan().any()) for each in samples] == [False, *[True] * 5]
+    work.keep_made(0, samples)
+    metrics = work.rollout().metrics
+    assert 0 <= metrics["mismatch"] < 1e-5
+    assert metrics["entropy"] == pytest.approx(-float(torch.cat([each["drawn"] for each in samples]).mean()), rel=1e-4)
+    before = [{**each, "old": log_probabilities(built(work), each).detach()} for each in work.made]
+    found = []
+    for some in (work.made, before):
+        loss = engine.summed(engine.forward_backward([MicroBatch(work.collate(some))])).item()
+        found.append((loss, engine.optimizer_step(0.0).grad_norm.item()))
+    assert found[0] == pytest.approx(found[1], rel=1e-5, abs=1e-7)
+    assert found[0][1] > 1e-3
 
 
 def test_answers_of_a_journal_keep_the_probabilities_that_they_were_drawn_with(tmp_path: Path) -> None:
     """Whatever model goes on; of a journal of an earlier version, which has tokens alone, none are known."""
-    first = made_of(work := workload(tmp_path, rewards=[LETTERS]), passes_of(work, Journal(tmp_path / "j", 0, "a"))[1])
-    work = workload(tmp_path, rewards=[LETTERS])
+    given: dict[str, Any] = {"rewards": [LETTERS], "updates": 2}
+    first = made_of(work := workload(tmp_path, **given), passes_of(work, Journal(tmp_path / "j", 0, "a"))[1])
+    work = workload(tmp_path, **given)
     engine, passes = passes_of(work, Journal(tmp_path / "j", 0, "a"))
     engine.load_weights({name: weight * 2 for name, weight in engine.weights().items()})
     again = made_of(work, passes)

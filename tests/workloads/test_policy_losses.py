@@ -3,8 +3,12 @@ time."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
+import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,7 +119,7 @@ def test_weights_of_tokens_are_those_of_trls_importance_correction(
     inputs["importance_sampling_ratio"] = torch.ones(len(samples), LONGEST)
     for number, each in enumerate(samples):
         each["drawn"] = each["old"] + torch.linspace(-0.8, 0.9, len(each["old"]))
-        each["correction"] = correction_of(each, 1.5)
+        each["correction"] = correction_of(each, work._config.reinforcement)
         ratios = (each["old"] - each["drawn"]).exp().clamp(max=1.5)
         inputs["importance_sampling_ratio"][number, : len(ratios)] = ratios
     unweighed = [{**each, "correction": torch.ones_like(each["old"])} for each in samples]
@@ -215,3 +219,53 @@ def test_old_answers_that_are_new_have_ratio_one(tmp_path: Path) -> None:
     mean = sum(each["advantage"] for each in samples) / len(samples)
     assert loss_of(work, model, samples).item() == pytest.approx(-mean, rel=1e-4)
     assert not math.isclose(mean, 0)
+
+
+# --- weights for a generator with other probabilities -----------------------------------------------------------------
+
+
+def trls_weights(samples: list[dict[str, Any]], mode: str, least: float | None, largest: float | None) -> Tensor:
+    """The weights that TRL's trainer computes: the statement that does it is taken out of its method and run."""
+    from trl import GRPOTrainer
+
+    text = textwrap.dedent(inspect.getsource(GRPOTrainer._generate_and_score_completions))
+    [found] = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.If)
+        and ast.unparse(node.test) == "self.use_vllm and self.vllm_importance_sampling_correction"
+        and "per_token_logps_diff" in ast.unparse(node)
+    ]
+    bounds = {"vllm_importance_sampling_clip_min": least, "vllm_importance_sampling_clip_max": largest}
+    trainer = SimpleNamespace(
+        use_vllm=True, vllm_importance_sampling_correction=True, vllm_importance_sampling_mode=mode, **bounds
+    )
+    inputs = their_inputs(samples)
+    drawn = torch.zeros(len(samples), LONGEST)
+    for number, each in enumerate(samples):
+        drawn[number, : len(each["drawn"])] = each["drawn"]
+    scope: dict[str, Any] = {"self": trainer, "torch": torch, "math": math, "tool_mask": None}
+    scope["sampling_per_token_logps"] = drawn
+    scope |= {"completion_mask": inputs["completion_mask"], "old_per_token_logps": inputs["old_per_token_logps"]}
+    exec(compile(ast.Module([found], []), "trl", "exec"), scope)
+    weights: Tensor = scope["vllm_importance_sampling_ratio"]
+    return weights.expand(len(samples), LONGEST)
+
+
+@pytest.mark.parametrize("bounds", [(None, 1.5), (0.6, None), (0.6, 1.5)], ids=str)
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_weights_of_each_form_are_those_of_trl(
+    tmp_path: Path, mode: str, bounds: tuple[float | None, float | None], trl_trainers: dict[str, Any]
+) -> None:
+    assert trl_trainers, "TRL is there"
+    least, largest = bounds
+    given = {"importance_floor": least, "importance_cap": largest, "importance_correction": mode}
+    learning = workload(tmp_path, **{name: value for name, value in given.items() if value is not None})._learning
+    samples = made()
+    for number, each in enumerate(samples):
+        each["drawn"] = each["old"] + torch.linspace(-0.8, 0.9, len(each["old"])) * (0.1 if number % 2 else 1.0)
+    expected = trls_weights(samples, mode, least, largest)
+    for number, each in enumerate(samples):
+        found = correction_of(each, learning)
+        torch.testing.assert_close(found, expected[number, : len(found)], rtol=1e-5, atol=0)
+    assert len(expected.unique()) > 2

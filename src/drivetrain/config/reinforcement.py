@@ -60,6 +60,7 @@ USUAL_ANSWERS = {PPO: 1}  # to each prompt; elsewhere 8
 LARGEST_RATIO = 5.0  # of cispo: Khatri et al. 2025, "The Art of Scaling Reinforcement Learning Compute", section 4
 
 
+Correction = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 USUAL_LOSS: dict[str, LossName] = {GRPO: "grpo", RLOO: "rloo", PPO: "ppo"}
 
 
@@ -139,6 +140,12 @@ class Reinforcement(ReferenceBlock):
         None,
         gt=0,
     )
+    importance_floor: float | None = doc("The least such weight", None, gt=0)
+    importance_correction: Correction | None = doc(
+        "The weight of each token, or one of the whole answer; beyond the bounds it is the bound (truncate), or 0 "
+        "(mask): token_truncate (usual), token_mask, sequence_truncate, sequence_mask",
+        None,
+    )
     temperatures: tuple[float, float] = doc(
         "sapo: temperatures of its gate, where advantages are positive, and elsewhere", (1.0, 1.05)
     )
@@ -170,6 +177,11 @@ class Reinforcement(ReferenceBlock):
         """The least and the largest ratio of a clipped loss."""
         low = 0.2 if self.clip is None else self.clip
         return 1 - low, 1 + (low if self.clip_high is None else self.clip_high)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether tokens are weighed by the trainer's probability over the generator's."""
+        return self.importance_cap is not None or self.importance_floor is not None
 
     @property
     def drawing(self) -> Generation:
@@ -214,9 +226,7 @@ def _settings(block: Reinforcement, stage: str) -> Iterator[Problem]:
     if block.importance is not None and block.importance not in row.importance:
         why = f"the ratio of {loss} is of each {row.importance[0]}"
         yield Problem(f"{FIELD}.importance", why, "leave it out")
-    if block.importance_cap is not None and loss == "vespo":
-        why = "vespo bounds the weight of a whole answer by a function of its own"
-        yield Problem(f"{FIELD}.importance_cap", why, "leave it out, or give another loss")
+    yield from _of_correction(block, loss)
     if block.kl_ratio and (not block.beta or stage != GRPO):
         yield Problem(f"{FIELD}.kl_ratio", "no divergence is a term of the loss", "give stage: grpo and beta")
     if min(block.temperatures) <= 0:
@@ -226,6 +236,21 @@ def _settings(block: Reinforcement, stage: str) -> Iterator[Problem]:
         yield Problem(f"{FIELD}.answers", why, "give at least 2, or stage: ppo")
     if stage == PPO and block.scale is not None:
         yield Problem(f"{FIELD}.scale", "ppo's advantages are whitened over the whole batch", "leave it out")
+
+
+def _of_correction(block: Reinforcement, loss: str) -> Iterator[Problem]:
+    cap, floor = block.importance_cap, block.importance_floor
+    if loss == "vespo":
+        why = "vespo bounds the weight of a whole answer by a function of its own"
+        for name in ("importance_cap", "importance_floor", "importance_correction"):
+            if name in block.given:
+                yield Problem(f"{FIELD}.{name}", why, "leave it out, or give another loss")
+    elif block.importance_correction is not None and not block.corrects:
+        why = "tokens are not weighed without a bound"
+        yield Problem(f"{FIELD}.importance_correction", why, "give importance_cap: 2, or leave it out")
+    if cap is not None and floor is not None and floor >= cap:
+        why = f"the least weight, {floor:g}, is not below the largest, {cap:g}"
+        yield Problem(f"{FIELD}.importance_floor", why, "give one below importance_cap")
 
 
 def _of_rewards(block: Reinforcement) -> Iterator[Problem]:

@@ -33,6 +33,7 @@ from drivetrain.workloads.generating import AnswersBeside, Generates, Prompt
 from drivetrain.workloads.loss_contract import LossContext
 
 MakeStore = Callable[[Forward], RowStore]
+Decode = Callable[[Sequence[int]], str]
 
 
 class Answering:
@@ -62,21 +63,24 @@ class Answering:
         top_logprobs: int | None = None,
         settings: Generation | None = None,
         as_drawn: bool = False,
+        with_text: bool = True,
     ) -> list[Answer]:
         """Returns the answers to this rank's prompts, in their order.
 
         draws: a number for each prompt, which with the run's seed decides what is drawn for it, independently of other
         prompts. settings: how answers are chosen; None: by the workload's own. as_drawn: whether log-probabilities are
-        those at the temperature at which tokens are drawn.
+        those at the temperature at which tokens are drawn. with_text: whether answers have their text, which is decoded
+        token by token.
         """
         chosen = settings or self._workload.settings
         each = zip(prompts, draws, strict=True)
         requests = [self._request(prompt, draw, top_logprobs, chosen, as_drawn) for prompt, draw in each]
+        decode = self._workload.decoded if with_text else _no_text
         with _uncompiled():
             if self._engine.runs_own_batches:
-                return self._with_own_model(requests)
+                return self._with_own_model(requests, decode)
             forward = _Together(self._engine, self._ranks)
-            return self._run(requests, self._whole(forward), forward, 2**62)
+            return self._run(requests, decode, self._whole(forward), forward, 2**62)
 
     def dealt(self, prompts: Mapping[int, Prompt], top_logprobs: int | None = None) -> dict[int, Answer]:
         """Returns number → answer of these prompts, which are the same on all ranks; so are the answers."""
@@ -99,7 +103,7 @@ class Answering:
             prompt.ids, settings.max_new_tokens, sampling, top_logprobs=top_logprobs, logprobs_as_drawn=as_drawn
         )
 
-    def _with_own_model(self, requests: Sequence[Request]) -> list[Answer]:
+    def _with_own_model(self, requests: Sequence[Request], decode: Decode) -> list[Answer]:
         found: list[Answer] = []
 
         def work(trained: nn.Module, _: Batch) -> None:
@@ -110,7 +114,7 @@ class Answering:
                     self._stores = WholeRows if own is None else stores_of(forward, own)
                 in_step: Forward = forward if self._engine.is_alone else _InStep(forward, self._engine, self._ranks)
                 cells = 2**62 if own is None else cells_of(own)
-                found.extend(self._run(requests, self._stores(in_step), in_step, cells))
+                found.extend(self._run(requests, decode, self._stores(in_step), in_step, cells))
 
         self._engine.without_gradient([MicroBatch({"ids": torch.zeros(1, 1, dtype=torch.int64)})], work)
         return found
@@ -120,23 +124,25 @@ class Answering:
             return nullcontext(trained)
         return self._reference.answering_reference(trained, LossContext(self._engine.auxiliary))
 
-    def _run(self, requests: Sequence[Request], store: RowStore, forward: Forward, cells: int) -> list[Answer]:
+    def _run(
+        self, requests: Sequence[Request], decode: Decode, store: RowStore, forward: Forward, cells: int
+    ) -> list[Answer]:
         """Prompts of like length begin together; the answers are in the order of the requests."""
         batch = RunningBatch(store, self._rows, cells)
         pieces: list[list[Piece]] = [[] for _ in requests]
         for number in sorted(range(len(requests)), key=lambda each: (len(requests[each].ids), requests[each].ids)):
-            batch.add(self._running(requests[number], number, _Kept(pieces[number])))
+            batch.add(self._running(requests[number], number, decode, _Kept(pieces[number])))
         while batch.requests:
             batch.step()
         if isinstance(forward, _InStep):
             forward.wait_for_others(lambda: store.new().start([[0]], nothing))
         return [joined(each) for each in pieces]
 
-    def _running(self, request: Request, number: int, receive: Receiver) -> Running:
+    def _running(self, request: Request, number: int, decode: Decode, receive: Receiver) -> Running:
         workload = self._workload
         places = workload.places
         most = request.max_new_tokens if places is None else max(0, places - len(request.ids))
-        return Running(number, request, receive, workload.decoded, workload.ends, most)
+        return Running(number, request, receive, decode, workload.ends, most)
 
     def _whole(self, forward: Forward) -> WholeRows:
         return WholeRows(forward, _unused, self._workload.batch_of)
@@ -182,6 +188,11 @@ def sampler_beside(
         return [{**row, "reference_model": known[number].text} for number, row in enumerate(own())]
 
     return samples
+
+
+def _no_text(ids: Sequence[int]) -> str:
+    del ids
+    return ""
 
 
 class _Kept:

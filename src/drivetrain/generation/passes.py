@@ -79,5 +79,5 @@ class Passes:
         if len(set(draws)) < len(prompts):  # prompts of one number would get one answer
             raise ValueError(f"{len(prompts)} prompts have {len(set(draws))} different draws: give each its own")
         answering = Answering(self._engine, self._workload, self._ranks, self._batch_size)
-        found = answering.own(prompts, draws, 0, settings, as_drawn=True)
+        found = answering.own(prompts, draws, 0, settings, as_drawn=True, with_text=False)
         return [Drawn(list(each.tokens), [token.logprob for token in each.logprobs]) for each in found]

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from drivetrain.generation.recorded_steps import RecordedSteps
 
 CHUNK = 2048  # tokens of prompts, padding included, that run forward at once on a CPU
+# a pass on a CPU takes as long as so many tokens: to read the weights, and to start each layer's kernels as long as so
+# many weights are multiplied by a token
+PASS_TOKENS, PASS_WEIGHTS = 16, 10_000_000
 LARGER_ON_GPU = 8  # on an H200 64 prompts in three groups had first tokens after 0.25 s, in one (generate) after 0.08
 MOST_LOGITS = 2**26  # numbers, where those of all a prompt's places are wanted
 Batch = dict[str, Tensor]
@@ -73,6 +76,11 @@ class RowStore(ABC):
         """Returns how many tokens of prompts, padding included, run forward at once."""
         return CHUNK
 
+    @property
+    def padding(self) -> int:
+        """Returns how many tokens of padding cost less than another pass: prompts that need more run apart."""
+        return self.chunk
+
 
 class CachedRows(RowStore):
     def __init__(
@@ -91,8 +99,19 @@ class CachedRows(RowStore):
 
     @property
     def chunk(self) -> int:
-        is_on_gpu = next(self._model.parameters()).is_cuda
-        return CHUNK * (LARGER_ON_GPU if is_on_gpu else 1)
+        return CHUNK * (LARGER_ON_GPU if self._is_on_gpu else 1)
+
+    @property
+    def padding(self) -> int:
+        if self._is_on_gpu:
+            return self.chunk
+        layers = self._model.config.get_text_config().num_hidden_layers
+        weights = sum(each.numel() for each in self._model.parameters())  # under ZeRO-3 none, and a pass costs a lot
+        return PASS_TOKENS + PASS_WEIGHTS * layers // max(1, weights)
+
+    @property
+    def _is_on_gpu(self) -> bool:
+        return next(self._model.parameters()).is_cuda
 
     def new(self) -> CachedRows:
         return CachedRows(self._forward, self._model, self._windows, self._recorded)

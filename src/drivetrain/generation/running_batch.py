@@ -38,8 +38,9 @@ class RunningBatch:
     def step(self) -> None:
         """Lets waiting requests join, as many prompts as run forward at once, and continues all rows by a token."""
         self._leave()
-        if self._next_group():
-            self._join(self._joining)
+        left = self._store.chunk
+        while self._next_group(left):
+            left -= self._join(self._joining)
             self._joining = []
         if self._rows:
             tokens = [each.new[-1] for each in self._rows]
@@ -51,23 +52,38 @@ class RunningBatch:
         self._rows, self._joining = [], []
         self._store = self._store.new()
 
-    def _next_group(self) -> list[Running]:
-        """Takes waiting requests, in their order, that run forward together: those whose different prompts are no more
-        than the store's chunk of tokens, padding included."""
-        group = self._joining
-        prompts: set[tuple[int, ...]] = set()
-        while self._waiting:
-            first = self._waiting[0]
-            if not first.is_over:
-                different = prompts | {first.request.ids}
-                longest = max(map(len, different))
-                alike = bool(group) and group[0].request.prompt_logprobs == first.request.prompt_logprobs
-                fits = not group or (len(different) * longest <= self._store.chunk and alike)
-                if not fits or not self._has_room(group, first):
-                    break
+    def _next_group(self, tokens: int) -> list[Running]:
+        """Takes waiting requests that run forward together: the one that waits longest, and of those for which there is
+        room too those of the nearest lengths. tokens: the most that may run; a prompt longer than a chunk runs
+        alone."""
+        group, waiting = self._joining, self._with_room()
+        if waiting and (len(waiting[0].request.ids) <= tokens or tokens == self._store.chunk):
+            group += self._alike(waiting, tokens)
+        taken = {each.number for each in group}
+        self._waiting.extendleft(each for each in reversed(waiting) if each.number not in taken)
+        return group
+
+    def _with_room(self) -> list[Running]:
+        """Takes the requests that wait, in their order, until one has no room. Drops those that are over."""
+        found: list[Running] = []
+        while self._waiting and (self._waiting[0].is_over or self._has_room(found, self._waiting[0])):
+            running = self._waiting.popleft()
+            if not running.is_over:
+                found.append(running)
+        return found
+
+    def _alike(self, waiting: Sequence[Running], tokens: int) -> list[Running]:
+        """Returns the first and those of the nearest lengths: different prompts of at most so many tokens, padding
+        included, and no more padding than another pass costs."""
+        first, most = waiting[0], self._store.padding
+        group, prompts = [first], {first.request.ids}
+        for each in sorted(waiting[1:], key=lambda each: _distance(each, first)):
+            different = prompts | {each.request.ids}
+            area = len(different) * max(map(len, different))
+            fits = area <= tokens and area - sum(map(len, different)) <= most
+            if fits and each.request.prompt_logprobs == first.request.prompt_logprobs:
                 prompts = different
-                group.append(first)
-            self._waiting.popleft()
+                group.append(each)
         return group
 
     def _has_room(self, group: Sequence[Running], running: Running) -> bool:
@@ -76,7 +92,8 @@ class RunningBatch:
             return True
         return len(together) <= self._max_rows and len(together) * max(map(_end, together)) <= self._max_cells
 
-    def _join(self, group: list[Running]) -> None:
+    def _join(self, group: list[Running]) -> int:
+        """Runs the prompts of a group. Returns how many tokens ran, padding included."""
         prompts = list(dict.fromkeys(each.request.ids for each in group))
         number = {ids: place for place, ids in enumerate(prompts)}
         rows = [number[each.request.ids] for each in group]
@@ -94,6 +111,7 @@ class RunningBatch:
         if going:
             self._store.join(store, [row for _, row in going])
             self._rows += [running for running, _ in going]
+        return len(prompts) * max(map(len, prompts))
 
     def _take(self, rows: Sequence[Running], choices: Sequence[Choice]) -> None:
         for running, choice in zip(rows, choices, strict=True):
@@ -110,6 +128,12 @@ class RunningBatch:
         order = [place if place in kept else behind.pop() for place in range(len(going))]
         self._store.keep(order)
         self._rows = [self._rows[place] for place in order]
+
+
+def _distance(one: Running, other: Running) -> tuple[int, tuple[int, ...]]:
+    """Returns how far apart the lengths of two prompts are; then the first one's tokens, which put equal prompts beside
+    each other."""
+    return abs(len(one.request.ids) - len(other.request.ids)), one.request.ids
 
 
 def _end(running: Running) -> int:

@@ -5,9 +5,9 @@ Keys, defaults and meaning: TRL 1.16, trl/trainer/grpo_config.py, trl/trainer/gr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
-from drivetrain.config.reinforcement import LOSSES
+from drivetrain.config.reinforcement import LOSSES, Correction
 from drivetrain.config.translation import Handler, fated, if_on, lost
 from drivetrain.errors import problem
 from drivetrain.importing import training_arguments
@@ -40,18 +40,18 @@ SHIPPED: dict[str, Any] = {
 }
 SAPO = ("sapo_temperature_pos", "sapo_temperature_neg")
 VESPO = ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
+CORRECTION = tuple(f"vllm_importance_sampling_{name}" for name in ["correction", "mode", "clip_max", "clip_min", "cap"])
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
 TOGETHER = (
     *(*NUMBERS, *COUNTS, *SAPO, *VESPO, *BATCH, *OF_COMMON),
     *("loss_type", "epsilon_high", "importance_sampling_level", "scale_rewards", "mask_truncated_completions"),
-    *("reward_funcs", "reward_weights", "reward_model_name_or_path"),
+    *("reward_funcs", "reward_weights", "reward_model_name_or_path", "use_vllm", *CORRECTION),
     *("use_bias_correction_kl", "multi_objective_aggregation", "top_p", "repetition_penalty", "top_entropy_quantile"),
 )
 VLLM = """mode model_impl enable_sleep_mode structured_outputs_regex server_base_url server_host server_port
-    server_timeout group_port gpu_memory_utilization max_model_length tensor_parallel_size
-    importance_sampling_correction importance_sampling_mode importance_sampling_clip_max importance_sampling_clip_min
-    importance_sampling_cap"""
-_VLLM = fated("unneeded", "answers are the model's own, made under the run's engine")
+    server_timeout group_port gpu_memory_utilization max_model_length tensor_parallel_size"""
+OWN = "answers are the model's own, made under the run's engine"
+_VLLM = fated("unneeded", OWN)
 _SHOWN = fated("unneeded", "samples.jsonl has every answer")
 
 
@@ -59,7 +59,7 @@ _BONUS = if_on(lost("there is no bonus for entropy"))
 KEYS: dict[str, Handler] = {
     **COMMON,
     **dict.fromkeys((f"vllm_{name}" for name in VLLM.split()), _VLLM),
-    **dict.fromkeys(("use_vllm", "use_transformers_paged", "use_transformers_continuous_batching"), _VLLM),
+    **dict.fromkeys(("use_transformers_paged", "use_transformers_continuous_batching"), _VLLM),
     **dict.fromkeys(("transformers_continuous_batching_config", "cache_implementation"), _VLLM),
     **dict.fromkeys(("ds3_gather_for_generation", "max_tool_calling_iterations"), _VLLM),
     **dict.fromkeys(("log_completions", "log_multimodal", "log_unique_prompts", "num_completions_to_print"), _SHOWN),
@@ -84,7 +84,9 @@ def translate(source: Source, driver: str | None) -> TranslatedFile:
     found = TranslatedFile(source)
     given = KeyReader(source.raw, found, source.prefix, usual=usual(source, USUAL))
     others = [group for group in training_arguments.groups(driver) if group is not training_arguments.batch]
-    in_turn(given, [_batch, *others, recompute, _policy, _shapes, _exact, _rewards, _reference, model, data])
+    in_turn(
+        given, [_batch, *others, recompute, _policy, _shapes, _exact, _correction, _rewards, _reference, model, data]
+    )
     given.rest({**TRAINING_KEYS, **KEYS})
     return found
 
@@ -167,6 +169,37 @@ def _exact(given: KeyReader) -> None:
         given.off("multi_objective_aggregation", why="rewards are added up, then compared")
     else:
         given.lose("multi_objective_aggregation", "rewards are added up before they are compared")
+
+
+def _correction(given: KeyReader) -> None:
+    """Translates how tokens are weighed where the generator's probabilities differ, which is done there if it is vLLM.
+
+    Given without a cap, that is 3, and masks whole answers. null takes no cap.
+    """
+    switched, mode, highest, lowest, deprecated = CORRECTION
+    uses = given.switch("use_vllm")
+    given.note("use_vllm", "unneeded", OWN)
+    if not (uses and given.switch(switched, True)):
+        given.off(*CORRECTION, why="the generator's probabilities are not made up for")
+        return
+    if given.word("loss_type", "dapo") == "vespo":
+        for key in CORRECTION:
+            given.lose(key, "vespo's weight of a whole answer has no correction here")
+        return
+    cap = deprecated if given.has(deprecated) else highest
+    if given.raw.get(highest, 0.0) is not None or cap == deprecated:
+        given.set(cap, f"{FIELD}.importance_cap", given.number(cap, 3.0))
+    if given.has(lowest):
+        given.set(lowest, f"{FIELD}.importance_floor", given.number(lowest, 0.0))
+    known, how = get_args(Correction), given.word(mode, "sequence_mask")
+    if how not in known:
+        given.lose(mode, f"{how}: there are {', '.join(known)}")
+    elif given.raw.get(highest, 0.0) is None and not given.has(lowest) and cap == highest:
+        given.lose(mode, "tokens are weighed within bounds: give vllm_importance_sampling_clip_max")
+    else:
+        given.set(mode, f"{FIELD}.importance_correction", how)
+    given.note(switched, "mapped", f"{FIELD}.importance_cap")
+    given.off(highest if cap == deprecated else deprecated, why=f"{cap} is taken")
 
 
 def _rewards(given: KeyReader) -> None:

@@ -1,6 +1,7 @@
-"""Translates TRL's configurations of DPO, KTO and reward models: JSON, or the YAML of its command line.
+"""Translates TRL's configurations of DPO, KTO, reward models and GKD: JSON, or the YAML of its command line.
 
-Sources of their meaning: TRL 1.16's trl/trainer/dpo_config.py, kto_config.py, reward_config.py and their trainers.
+Sources of their meaning: TRL 1.16's trl/trainer/dpo_config.py, kto_config.py, reward_config.py,
+trl/experimental/gkd/gkd_config.py and their trainers.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from drivetrain.config.distillation import DISTILL, JS
+from drivetrain.config.distillation import FIELD as DISTILLATION
 from drivetrain.config.preference import DPO, KTO, LIKELIHOODS, LOSSES, REWARD
 from drivetrain.config.translation import Handler, fated, if_on, lost
 from drivetrain.importing import training_arguments, trl_common
@@ -24,13 +27,14 @@ SMOOTHED = ("exo_pair", "robust", "aot", "aot_unpaired")  # losses whose label_s
 DIVERGENCES = {"reverse_kl": "reverse_kl", "forward_kl": "forward_kl"}
 DIVERGENCES |= {"js_divergence": "js", "alpha_divergence": "alpha"}
 CACHED = ("precompute_ref_log_probs", "precompute_ref_batch_size")
+OF_TOKENIZER = ("chat_template_path", "eos_token")
 SHARED = ("max_length", "activation_offloading", "disable_dropout")
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """One of TRL's trainers. own: keys that no other of them has. together: what its groups read. usual: defaults that
-    differ from those of TrainingArguments. numbers: name there → (name here, default there)."""
+    """One of TRL's trainers. own: keys that its loss reads. together: what its groups read. usual: defaults that
+    differ from those of TrainingArguments. numbers: name there → (name here, default there). field: of their block."""
 
     title: str
     stage: str
@@ -39,6 +43,7 @@ class Trainer:
     numbers: Mapping[str, tuple[str, float]]
     loss: Callable[[KeyReader], None]
     has_reference: bool = True
+    field: str = FIELD
 
     @property
     def together(self) -> tuple[str, ...]:
@@ -124,9 +129,41 @@ def _labelled(given: KeyReader) -> None:
 
 def _scored(given: KeyReader) -> None:
     given.set("center_rewards_coefficient", f"{FIELD}.centring", given.number("center_rewards_coefficient", 0.0))
-    for key in ("chat_template_path", "eos_token"):
+    _own_tokenizer(given)
+
+
+def _own_tokenizer(given: KeyReader) -> None:
+    for key in OF_TOKENIZER:
         if given.has(key) and given.take(key) != f"<{key.upper()}>":  # as the class hides tokens where it is written
             given.lose(key, "the tokenizer's own is taken; workload.data.template names another template")
+
+
+def _distilled(given: KeyReader) -> None:
+    """Translates GKD, whose beta of 0 and 1 are names of losses here."""
+    beta = given.number("beta", 0.5)
+    name = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, JS)
+    given.found.translation.settings[f"{DISTILLATION}.loss"] = name
+    if name == JS:
+        given.set("beta", f"{DISTILLATION}.beta", beta)
+    else:
+        given.note("beta", "mapped", f"{DISTILLATION}.loss: {name}")
+    share = given.number("lmbda", 0.5)
+    given.set("lmbda", f"{DISTILLATION}.own_answers", share, "drawn for each sample, there for a batch at a time")
+    if share:
+        given.set("temperature", f"{DISTILLATION}.drawing_temperature", given.number("temperature", 0.9))
+        given.set("max_new_tokens", f"{DISTILLATION}.max_new_tokens", given.count("max_new_tokens", 128))
+    else:
+        given.off("temperature", "max_new_tokens", why="all replies are those of the data")
+    if given.has("teacher_model_name_or_path"):
+        path = str(given.take("teacher_model_name_or_path"))
+        given.set("teacher_model_name_or_path", f"{DISTILLATION}.teacher", path)
+    if given.switch("seq_kd"):
+        given.lose("seq_kd", "let the teacher write the replies with drivetrain predict, and train on its file")
+    else:
+        given.off("seq_kd")
+    _own_tokenizer(given)
+    given.off("loss_type", why="the divergence from the teacher is the loss")
+    given.note("truncation_mode", "changed", "workload.data.too_long says what a long conversation loses")
 
 
 TRAINERS = {
@@ -156,16 +193,34 @@ TRAINERS = {
     "trl_reward": Trainer(
         "TRL's reward model",
         REWARD,
-        own=("center_rewards_coefficient", "chat_template_path", "eos_token"),
+        own=("center_rewards_coefficient", *OF_TOKENIZER),
         usual={**USUAL, "learning_rate": 1e-4},
         numbers={},
         loss=_scored,
         has_reference=False,
     ),
+    "trl_gkd": Trainer(
+        "TRL's GKD",
+        DISTILL,
+        own=(
+            *("lmbda", "beta", "temperature", "max_new_tokens", "seq_kd", "teacher_model_name_or_path"),
+            *("teacher_model_init_kwargs", "truncation_mode", *OF_TOKENIZER),
+        ),
+        usual={**USUAL, "learning_rate": 2e-5},
+        numbers={},
+        loss=_distilled,
+        has_reference=False,
+        field=DISTILLATION,
+    ),
 }
+_REPLIES = fated("unneeded", "the divergence is of replies alone, as its collator has it")
 KEYS: dict[str, Handler] = {
     **trl_common.KEYS,
     **dict.fromkeys(("dataset_num_proc", "pad_token"), fated("unneeded", "tokenised data and padding are the run's")),
+    **dict.fromkeys(("packing", "packing_strategy", "eval_packing"), fated("unneeded", "samples are packed")),
+    **dict.fromkeys(("completion_only_loss", "assistant_only_loss"), _REPLIES),
+    **dict.fromkeys(("dataset_text_field", "dataset_kwargs"), fated("unneeded", "the data's own columns are seen")),
+    "teacher_model_init_kwargs": if_on(lost("give workload.distillation.teacher: {path: ..., precision: bf16}")),
     "padding_free": fated("unneeded", "samples are packed where attention can"),
     "ignore_bias_buffers": fated("unneeded", "buffers are not averaged over ranks"),
     "dataset_streaming": if_on(lost("preferences are read whole")),
@@ -196,7 +251,7 @@ def _workload(given: KeyReader, trainer: Trainer) -> None:
     given.found.translation.settings |= {"workload.type": "language_model", "workload.stage": trainer.stage}
     trainer.loss(given)
     for key, (name, usual) in trainer.numbers.items():
-        given.set(key, f"{FIELD}.{name}", given.number(key, usual))
+        given.set(key, f"{trainer.field}.{name}", given.number(key, usual))
 
 
 def _reference(given: KeyReader, trainer: Trainer) -> None:

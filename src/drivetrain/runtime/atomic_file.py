@@ -11,6 +11,11 @@ from pathlib import Path
 
 from drivetrain.errors import RunError, last_line
 
+try:
+    import fcntl
+except ImportError:  # systems that are not POSIX
+    fcntl = None  # type: ignore[assignment]
+
 _CURES = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room, for the quota is used up",
@@ -47,6 +52,33 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):  # a disk that is gone
             aside.unlink()
         raise
+
+
+@contextmanager
+def in_use(aside: Path) -> Iterator[None]:
+    """Keeps other processes from removing a file of `replacing` that takes long to write: by a record lock, which ends
+    with this process, and when this process closes the file anywhere. A file system without locks keeps all files."""
+    descriptor = os.open(aside, os.O_RDWR)
+    try:
+        if fcntl is not None:
+            with suppress(OSError):
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove_abandoned(folder: Path, names: str) -> None:
+    """Removes what killed processes left of files that `replacing` was to replace, each written under `in_use`.
+
+    names: a pattern of theirs, such as reference-*.npy.
+    """
+    own = f".partial-{os.getpid()}-"
+    for aside in folder.glob(f".{names}.partial-*"):
+        if fcntl is not None and own not in aside.name:
+            with suppress(OSError), aside.open("rb+") as opened:
+                fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                aside.unlink()
 
 
 def sync(path: Path) -> None:

@@ -17,6 +17,7 @@ from drivetrain.training.progress import Progress
 from drivetrain.training.step_guard import PendingNumbers, Watch
 
 SMALLEST_SCALE = 2.0**-24  # below it the loss scale says that gradients are not finite for another reason
+MOST_SHARES = 32  # ranks whose utilisation stands in a point: a thousand would be most of the file
 
 
 class Curve:
@@ -120,9 +121,10 @@ class Curve:
         )
 
     def _own_share(self) -> list[float]:
-        """Returns a number for each rank: at this one's place the share of its device in use since the last point, NaN
-        where it is not known. The ranks' lists add up to that of all."""
+        """Returns a number for each of the first ranks: at this one's place the share of its device in use since the
+        last point, NaN where it is not known. The ranks' lists add up to that of all."""
         share = self._around.meters.recent_utilisation()
-        found = [0.0] * self._around.world
-        found[self._around.rank] = math.nan if share is None else share
+        found = [0.0] * min(self._around.world, MOST_SHARES)
+        if self._around.rank < len(found):
+            found[self._around.rank] = math.nan if share is None else share
         return found

@@ -21,11 +21,12 @@ from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.generation.passes import Passes
 from drivetrain.models.digest import digest
-from drivetrain.runtime.atomic_file import replacing
+from drivetrain.runtime.atomic_file import in_use, remove_abandoned, replacing
 from drivetrain.workloads.base import Batch, Workload
 from drivetrain.workloads.loss_contract import LossContext, Precomputed
 
 AT_ONCE = 64  # batches that are made together
+PREFIX = "reference-"  # of the names of files
 
 
 def precompute(
@@ -38,7 +39,7 @@ def precompute(
     """
     for each in workload.precomputed(training):
         key = next(known for known in ranks.all_gather(each.key) if known is not None)
-        file = each.folder / f"reference-{digest([key, precision])}.npy"
+        file = each.folder / f"{PREFIX}{digest([key, precision])}.npy"
         shape = len(each.samples), each.width
         kept = None
         if not all(ranks.all_gather(_read(file, shape) is not None)):
@@ -138,10 +139,12 @@ def _mapped(file: Path, shape: tuple[int, int], opened: ExitStack) -> np.ndarray
     the disk has no room for it."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(file.parent, f"{PREFIX}*.npy")
         with ExitStack() as trying:
             aside = trying.enter_context(replacing(file))
             values: np.ndarray = np.lib.format.open_memmap(aside, mode="w+", dtype=np.float32, shape=shape)
             _reserve(aside)
+            trying.enter_context(in_use(aside))  # last: closing the file anywhere in this process ends the lock
             opened.push(trying.pop_all())
             return values
     except OSError:

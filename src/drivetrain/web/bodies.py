@@ -16,6 +16,7 @@ from drivetrain.web.scopes import headers_of
 
 # strings are passed over as a whole, so that brackets in them do not count
 STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
+COMMAS = re.compile(rb'"(?:[^"\\]|\\.)*+"|,', re.DOTALL)
 HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # halves of surrogate pairs, in pairs or alone
 DROPPED = 8  # times its limit, until which a body that is too large is read
 LARGE = 1 << 18  # bytes from which JSON is looked through in a thread
@@ -23,12 +24,14 @@ LARGE = 1 << 18  # bytes from which JSON is looked through in a thread
 
 @dataclass(frozen=True)
 class BodyLimits:
-    """bytes: of a body; seconds: until it is there; depth, containers: of JSON, lists and objects in all."""
+    """bytes: of a body; seconds: until it is there; depth, containers, values: of JSON, where containers are its lists
+    and objects, and values what they hold, all together."""
 
     bytes: int = 16 << 20
     seconds: float = 60.0
     depth: int = 64
     containers: int = 50_000
+    values: int = 1_200_000
 
 
 class ClientGone(Exception):
@@ -118,8 +121,18 @@ def check_json(body: bytes, limits: BodyLimits) -> None:
                 raise Refusal(400, why, "json_too_large")
         elif found[0] in (b"]", b"}"):
             depth -= 1
+    if body.count(b",") >= limits.values:  # in texts too; few bodies have as many, and only they are looked through
+        _check_values(body, limits.values)
     if HALF.search(body):
         _check_halves(body)
+
+
+def _check_values(body: bytes, most: int) -> None:
+    commas = 0
+    for found in COMMAS.finditer(body):
+        commas += found[0] == b","
+        if commas >= most:
+            raise Refusal(400, f"the JSON has more than {most:,} values: send several requests", "json_too_large")
 
 
 def _check_halves(body: bytes) -> None:

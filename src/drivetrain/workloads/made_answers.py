@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.config.generation import Generation
+from drivetrain.config.reinforcement import Reinforcement
 from drivetrain.data.language.samples import PromptSample, Sample
 from drivetrain.workloads.generating import Drawn, Making, Prompt
 from drivetrain.workloads.rewarding import Answered
@@ -33,6 +34,8 @@ def made_of(answer: Answered, values: Mapping[str, Any], masks_truncated: bool) 
         "learned": int(not (masks_truncated and answer.truncated)),
         "advantage": 0.0,
         DRAWN: torch.tensor(answer.logprobs, dtype=torch.float32),
+        "old": torch.full((len(answer.ids),), torch.nan),  # until they are known
+        "reference": torch.zeros(0),
         **values,
     }
 
@@ -69,12 +72,18 @@ def values_of(made: Made, name: str) -> Tensor:
     return torch.zeros(count) if values is None or not count or not len(values) else values
 
 
-def correction_of(made: Made, largest: float) -> Tensor:
+def correction_of(made: Made, learning: Reinforcement) -> Tensor:
     """Returns the weight of each token that makes up for a generator that draws by other probabilities π_gen than the
-    trainer computes: min(π_old / π_gen, C), truncated importance sampling, Yao et al. 2025, "Your Efficient RL
-    Framework Secretly Brings You Off-Policy RL Training". 1 where π_gen is not known."""
-    known = len(made[DRAWN]) == len(made["old"])
-    return (made["old"] - made[DRAWN]).exp().clamp(max=largest) if known else torch.ones_like(made["old"])
+    trainer computes: π_old / π_gen of the token, or the product of these over the answer; beyond the bounds the bound
+    (truncated importance sampling, Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL
+    Training"), or 0 (masked: Liu et al. 2025, "When Speed Kills Stability"). 1 where π_gen is not known."""
+    if len(made[DRAWN]) != len(made["old"]):
+        return torch.ones_like(made["old"])
+    level, _, beyond = (learning.importance_correction or "token_truncate").partition("_")
+    apart = made["old"] - made[DRAWN]
+    weights = (apart if level == "token" else apart.sum().expand_as(apart)).exp()
+    bounded = weights.clamp(min=learning.importance_floor, max=learning.importance_cap)
+    return bounded if beyond == "truncate" else torch.where(bounded == weights, weights, 0.0)
 
 
 def drawn_answers(

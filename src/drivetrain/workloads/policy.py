@@ -81,7 +81,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         made = [longest_answer(each, longest) if isinstance(each, PromptSample) else each for each in samples]
         batch = self._laid_out([sample_of(each) for each in made], shared(made) if self.shares_prompts else None)
         places = (batch["targets"] != IGNORED).flatten()
-        for name in (*self.columns, *([] if self._learning.importance_cap is None else [CORRECTION])):
+        for name in (*self.columns, *([CORRECTION] if self._learning.corrects else [])):
             flat = torch.zeros(batch["targets"].numel())
             flat[places] = torch.cat([values_of(each, name) for each in made])
             batch[name] = flat.view_as(batch["targets"])
@@ -127,6 +127,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         policy, owner, lengths = self._answers(model, batch, self._count(batch))
         places = places_of_targets(batch["targets"])
         advantage, old, reference = (batch[name].flatten()[places] for name in VALUES)
+        old = torch.where(old.isnan(), policy.detach(), old)
         tokens, mean = Tokens(policy, old, advantage, owner, lengths), LOSSES[self._loss].mean
         found = FORMULAS[self._loss](tokens, self._learning, self._importance)
         losses = {LOSS: self._corrected(found, batch, places)}
@@ -137,7 +138,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
 
     def _corrected(self, losses: Tensor, batch: Batch, places: Tensor) -> Tensor:
         """Returns the tokens' losses, weighed where the generator's probabilities are made up for."""
-        if self._learning.importance_cap is None:
+        if not self._learning.corrects:
             return losses
         return losses * batch[CORRECTION].flatten()[places]
 
@@ -164,11 +165,20 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         values = self._rewarding.values(groups, self._scores(answers, passes), passes)
         masks = self._learning.mask_truncated
         made = [made_of(answer, found, masks) for answer, found in zip(answers, values, strict=True)]
-        for sample, known in zip(made, passes.each(made, self._known), strict=True):
+        measured = made if self._compares_with_old else made[:1]  # the one shows the generator's mismatch
+        for sample, known in zip(measured, passes.each(measured, self._known), strict=True):
             sample.update(known)
-            if self._learning.importance_cap is not None:
-                sample[CORRECTION] = correction_of(sample, self._learning.importance_cap)
+            if self._learning.corrects:
+                sample[CORRECTION] = correction_of(sample, self._learning)
         return [made[place * each : (place + 1) * each] for place in range(count)]
+
+    @property
+    def _compares_with_old(self) -> bool:
+        """Whether log-probabilities under the model that answered have to be known before the update. Where each answer
+        is learned from once, in one update, they are that update's own."""
+        learning, stage = self._learning, self._config.stage
+        once = learning.updates == learning.passes == 1
+        return not once or learning.corrects or bool(learning.beta) or stage == PPO
 
     def _answered(
         self,

@@ -27,7 +27,8 @@ def rollout_metrics(
 
     entropy: the mean of -log π over tokens as they were drawn, an estimate of the entropy a token. kl: the divergence
     from the reference a token. mismatch, largest_mismatch: how far a token's log-probability by the generator is from
-    the one by the trainer, on average and at most; importance_weight: the mean of the weights that make up for it.
+    the one by the trainer, on average and at most, of the answers where that one is known; importance_weight: the mean
+    of the weights that make up for it.
     groups_without_signal: share of groups whose rewards are all the same, or unknown.
     """
     lengths = [len(each["ids"]) - each["prompt"] for each in made]
@@ -42,7 +43,7 @@ def rollout_metrics(
         within = deviations(rewards)
         found["reward_deviation"] = float(within.mean())
         found["groups_without_signal"] = float((within < 1e-8).double().mean())
-    old = torch.cat([each["old"] for each in made])
+    old = torch.cat([each[DRAWN] if _is_unknown(each["old"]) else each["old"] for each in made])
     if len(old):
         found["entropy"] = -float(old.double().mean())
         reference = torch.cat([each["reference"] for each in made])
@@ -53,12 +54,17 @@ def rollout_metrics(
 
 def _mismatch(made: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     known = [each for each in made if DRAWN in each and len(each[DRAWN]) == len(each["old"]) > 0]
+    known = [each for each in known if not _is_unknown(each["old"])]
     if not known:
         return {}
     sizes = torch.cat([(each["old"] - each[DRAWN]).double().abs() for each in known])
     found = {"mismatch": float(sizes.mean()), "largest_mismatch": float(sizes.max())}
     weights = [each[CORRECTION] for each in known if CORRECTION in each]
     return {**found, "importance_weight": float(torch.cat(weights).double().mean())} if weights else found
+
+
+def _is_unknown(old: Tensor) -> bool:
+    return bool(old.isnan().any())
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
@@ -26,7 +26,7 @@ from drivetrain.inference.serve.served import Served, check_name
 from drivetrain.web.bodies import BodyGuard, BodyLimits, ClientGone
 from drivetrain.web.browser_guard import BrowserGuard
 from drivetrain.web.event_stream import EventStream, event, while_connected
-from drivetrain.web.json_bodies import JsonRoute
+from drivetrain.web.json_bodies import JsonRoute, written_json
 from drivetrain.web.keys import KeyGuard, Keys
 from drivetrain.web.limits import RateGuard
 from drivetrain.web.refusals import Refusal
@@ -143,7 +143,8 @@ async def _answer(served: Served, http: HttpRequest, count: int, route: _Route) 
         if route.stream is not None:
             return EventStream(_with_errors(route.stream(asked, group)), closing=held.pop_all().close)
         answers = await while_connected(http.receive, group.whole())
-        return JSONResponse(await served.finished(lambda: route.whole(asked, answers)))
+        body = await served.finished(lambda: written_json(route.whole(asked, answers)))
+        return Response(body, media_type="application/json")
 
 
 async def _with_errors(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

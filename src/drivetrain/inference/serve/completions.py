@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 import time
@@ -11,18 +12,19 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from drivetrain.generation.requests import Answer, Logprob, Request
+from drivetrain.generation.requests import Answer, Logprob, Piece, Request
 from drivetrain.inference.serve.answering import Group
 from drivetrain.inference.serve.chat import usage
 from drivetrain.inference.serve.fields import AnswerFields
 from drivetrain.inference.serve.logprobs import TokenTexts, text_logprobs
 from drivetrain.inference.serve.served import Served
 from drivetrain.web.event_stream import event
+from drivetrain.web.json_bodies import written_json
 from drivetrain.web.refusals import Refusal
 
 MOST_PROMPTS = 1024
 DEFAULT_TOKENS = 16  # as OpenAI's
-MOST_LOGPROBS = 1 << 18  # of the prompts of a request: other answers wait while they are written, here a second
+MOST_LOGPROBS = 1 << 18  # of the prompts of a request, which are kept until they are written
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1, fail_fast=True)]
 
@@ -138,26 +140,34 @@ async def streamed(
     more = {"usage": None} if body.wants_usage else {}
     lengths = [0] * len(requests)
 
-    def chunk(index: int, text: str, logprobs: Any, finish: str | None) -> bytes:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-        return event(json.dumps({**head, "choices": [choice], **more}))
+    def made(index: int, piece: Piece, is_first: bool) -> bytes:
+        """Returns the event of a piece; b"" where it has nothing to show. is_first: the prompt is shown before it."""
+        shown: list[tuple[int, Logprob | None]] = [(each.token, each) for each in piece.logprobs]
+        text = piece.text
+        if is_first:
+            ids = requests[index].ids
+            text = _text(served, ids) + text
+            shown = [*zip(ids, piece.prompt_logprobs, strict=False), *shown]
+        logprobs = text_logprobs(shown, texts, lengths[index]) if body.logprobs is not None else None
+        lengths[index] += len(text)
+        if not (text or shown or piece.finish_reason):
+            return b""
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        content = {**head, "choices": [choice], **more}
+        return event(written_json(content).decode() if is_first else json.dumps(content))
 
     count = 0
-    begun: set[int] = set()
+    echoes = set(range(len(requests))) if body.echo else set()
     async with aclosing(group.pieces()) as pieces:
         async for index, piece in pieces:
             count += len(piece.tokens)
-            shown: list[tuple[int, Logprob | None]] = [(each.token, each) for each in piece.logprobs]
-            text = piece.text
-            if body.echo and index not in begun:
-                ids = requests[index].ids
-                text = _text(served, ids) + text
-                shown = [*zip(ids, piece.prompt_logprobs, strict=False), *shown]
-            begun.add(index)
-            logprobs = text_logprobs(shown, texts, lengths[index]) if body.logprobs is not None else None
-            lengths[index] += len(text)
-            if text or shown or piece.finish_reason is not None:
-                yield chunk(index, text, logprobs, piece.finish_reason)
+            if index in echoes:  # a whole prompt is written beside the event loop
+                echoes.remove(index)
+                found = await served.finished(functools.partial(made, index, piece, True))
+            else:
+                found = made(index, piece, False)
+            if found:
+                yield found
     if body.wants_usage:
         prompts = sum(len(request.ids) for request in requests[:: body.choices])
         yield event(json.dumps({**head, "choices": [], "usage": usage(prompts, count)}))

@@ -27,6 +27,7 @@ from drivetrain.web.refusals import Refusal
 T = TypeVar("T")
 MOST_INPUTS = 2048  # as OpenAI's
 AT_ONCE, TOKENS_AT_ONCE = 32, 8192  # texts, and tokens with their padding, that run forward together
+CHARACTERS_AT_ONCE = 1 << 16  # of texts that are tokenised in one turn
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[Annotated[str, Field(strict=True)]], Field(min_length=1, max_length=MOST_INPUTS, fail_fast=True)]
@@ -119,12 +120,13 @@ async def embeddings(served: ServedReader, model: TextEncoder, body: EmbeddingRe
     width = int(model.model.config.hidden_size)
     if body.dimensions not in (None, width):
         raise Refusal(400, f"the model's vectors have {width} numbers: leave dimensions out", "invalid", "dimensions")
-    ids = await served.done(lambda: _ids(model, body.input))
+    ids = await _ids(served, model, body.input)
     served.metrics.prompt_tokens.inc(sum(map(len, ids)))
     found = np.zeros((len(ids), width), np.float32)
     for places in _batches(ids):
         found[places] = await served.done(functools.partial(model.embedded, [ids[place] for place in places]))
-    shown = [_encoded(row) for row in found] if body.encoding_format == "base64" else found.tolist()
+    encoded = body.encoding_format == "base64"
+    shown = (_encoded(row) if encoded else row.tolist() for row in found)
     data = [{"object": "embedding", "index": place, "embedding": row} for place, row in enumerate(shown)]
     return {"object": "list", "data": data, "model": body.model or model.name, "usage": _usage(ids)}
 
@@ -133,14 +135,13 @@ async def classified_texts(served: ServedReader, model: TextEncoder, body: Class
     """Returns the body of the response. Raises Refusal."""
     check_name(body.model, served.names)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    tokens = await served.done(lambda: model.tokens(texts))
-    ids = np.split(tokens.ids, tokens.offsets[1:-1])
-    served.metrics.prompt_tokens.inc(len(tokens.ids))
+    ids, cut = await _tokens(served, model, texts)
+    served.metrics.prompt_tokens.inc(sum(map(len, ids)))
     rows: dict[int, dict[str, Any]] = {}
     for places in _batches(ids):
         found = await served.done(functools.partial(model.classified, [ids[place] for place in places]))
         rows |= zip(places, found, strict=True)
-    more = [{"truncated": bool(cut)} for cut in tokens.cut]
+    more = [{"truncated": each} for each in cut]
     return {**_classes(body, model, [{**rows[place], **each} for place, each in enumerate(more)]), "usage": _usage(ids)}
 
 
@@ -151,22 +152,19 @@ async def classified_pictures(served: ServedReader, model: PictureClassifier, bo
     rows: list[dict[str, Any]] = []
     for start in range(0, len(given), AT_ONCE):
         part = list(enumerate(given))[start : start + AT_ONCE]
-        rows += await served.done(functools.partial(_read_pictures, model, part))
+        pixels = [await served.done(functools.partial(_picture, model, *each)) for each in part]
+        rows += await served.done(functools.partial(model.classified, pixels))
     return _classes(body, model, rows)
 
 
-def _ids(model: TextEncoder, given: Any) -> list[np.ndarray]:
+async def _ids(served: ServedReader, model: TextEncoder, given: Any) -> list[np.ndarray]:
     """Returns the tokens of each input."""
     several = [given] if isinstance(given, str) or isinstance(given[0], int) else given
     if isinstance(several[0], str):
-        tokens = model.tokens(several)
-        long = np.flatnonzero(tokens.cut)
-        found: list[np.ndarray] = np.split(tokens.ids, tokens.offsets[1:-1])
+        found, cut = await _tokens(served, model, several)
+        long = np.flatnonzero(cut)
     else:
-        known = int(model.model.get_input_embeddings().num_embeddings)
-        if unknown := next((each for ids in several for each in ids if each >= known), None):
-            raise Refusal(400, f"the vocabulary has no token {unknown}: it has {known:,}", "invalid_request", "input")
-        found = [np.array(ids) for ids in several]
+        found = await served.done(lambda: _known(model, several))
         long = np.flatnonzero([len(ids) > model.context_length for ids in found])
     if len(long):
         why = f"input {long[0]} has more than the model's {model.context_length:,} tokens: cut it into parts"
@@ -174,8 +172,39 @@ def _ids(model: TextEncoder, given: Any) -> list[np.ndarray]:
     return found
 
 
-def _read_pictures(model: PictureClassifier, numbered: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
-    return model.classified([_picture(model, number, url) for number, url in numbered])
+def _known(model: TextEncoder, given: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """Returns tokens that a client sends. Raises Refusal for one that the model does not have."""
+    known = int(model.model.get_input_embeddings().num_embeddings)
+    if unknown := next((each for ids in given for each in ids if each >= known), None):
+        raise Refusal(400, f"the vocabulary has no token {unknown}: it has {known:,}", "invalid_request", "input")
+    return [np.array(ids) for ids in given]
+
+
+async def _tokens(
+    served: ServedReader, model: TextEncoder, texts: Sequence[str]
+) -> tuple[list[np.ndarray], list[bool]]:
+    """Returns the tokens of each text, and whether it was cut. Other requests take their turn between few texts."""
+    ids: list[np.ndarray] = []
+    cut: list[bool] = []
+    for part in _parts(texts):
+        tokens = await served.done(functools.partial(model.tokens, part))
+        ids += np.split(tokens.ids, tokens.offsets[1:-1])
+        cut += tokens.cut.tolist()
+    return ids, cut
+
+
+def _parts(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the texts, in their order, in parts of at most CHARACTERS_AT_ONCE; a text that is longer is one by
+    itself."""
+    part: list[str] = []
+    size = 0
+    for text in texts:
+        if part and size + len(text) > CHARACTERS_AT_ONCE:
+            yield part
+            part, size = [], 0
+        part.append(text)
+        size += len(text)
+    yield part
 
 
 def _picture(model: PictureClassifier, number: int, url: str) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from starlette.types import ASGIApp
 
 from drivetrain import __version__
@@ -17,7 +17,7 @@ from drivetrain.inference.serve import reading
 from drivetrain.inference.serve.app import ERRORS, Guards, add_errors, add_information, guarded
 from drivetrain.inference.serve.reading import ServedReader
 from drivetrain.web.event_stream import while_connected
-from drivetrain.web.json_bodies import JsonRoute
+from drivetrain.web.json_bodies import JsonRoute, written_json
 from drivetrain.web.refusals import Refusal
 
 
@@ -49,12 +49,13 @@ def reading_application(served: ServedReader, guards: Guards) -> ASGIApp:
     return guarded(app, served.metrics, guards)
 
 
-async def _answer(served: ServedReader, http: HttpRequest, work: Coroutine[Any, Any, dict[str, Any]]) -> JSONResponse:
+async def _answer(served: ServedReader, http: HttpRequest, work: Coroutine[Any, Any, dict[str, Any]]) -> Response:
     """Answers while the client stays, within the places and the time of the server."""
     try:
         with served.places.held(1):
             async with asyncio.timeout(served.seconds):
-                return JSONResponse(await while_connected(http.receive, work))
+                found = await while_connected(http.receive, work)
+                return Response(await asyncio.to_thread(written_json, found), media_type="application/json")
     except TimeoutError:
         raise Refusal(504, f"the answer was not complete after {served.seconds:g} s", "timeout") from None
     finally:

@@ -43,8 +43,8 @@ class Served:
     created: int = field(default_factory=lambda: int(time.time()))
     # one thread: fast tokenizers are not made for several texts at once
     _texts: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "texts"))
-    # another: a complete answer, whose tokens are only looked up, does not wait for long prompts
-    _answers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "answers"))
+    # others: a complete answer, whose tokens are only looked up, waits neither for long prompts nor for long answers
+    _answers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4, "answers"))
 
     @property
     def name(self) -> str:
