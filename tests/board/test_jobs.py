@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -74,6 +77,27 @@ def test_the_picker_shows_the_folders_of_data_and_nothing_outside_them(server: R
 def test_a_path_outside_is_answered_as_one_that_is_not_there(server: Running, place: Path) -> None:
     answers = [ask(server, f"/api/files?path={path}") for path in (place / "data-too", place / "nothing")]
     assert answers[0] == answers[1], "it tells nothing about what is there"
+
+
+def test_a_file_is_put_into_a_folder_of_data_whole_and_replaces_none(server: Running, place: Path) -> None:
+    def send(name: str, folder: Path, content: bytes = b"text,label\nGood,1\n") -> tuple[int, Any]:
+        asked = f"/api/uploads?name={quote(name)}&folder={quote(str(folder))}"
+        return ask(server, asked, content, content_type="application/octet-stream")
+
+    status, found = send("酒店 1.csv", place / "data" / "inner")
+    assert (status, found["path"]) == (201, str(place / "data" / "inner" / "酒店 1.csv"))
+    assert (place / "data" / "inner" / "酒店 1.csv").read_bytes() == b"text,label\nGood,1\n"
+    assert send("a.csv", place / "data")[1]["error"]["code"] == "exists"
+    assert (place / "data" / "a.csv").read_text() == "text,label\n"
+    for folder in (place, place / "data-too", place / "data" / "outside", place / "data" / "..", place / "runs"):
+        assert send("b.csv", folder)[0] == 404, folder
+    for name in (".hidden", "../b.csv", "inner/b.csv", "a\0b"):
+        assert send(name, place / "data")[0] == 422, name
+    assert send("b.csv", place / "data", b"")[0] in (400, 422)
+    assert send("b.csv", place / "data" / "a.csv")[0] == 403
+    assert sorted(os.listdir(place / "data")) == [".hidden", "a.csv", "inner", "outside"]
+    shutil.rmtree(place / "data" / "inner")
+    (place / "data" / "inner").mkdir()
 
 
 def test_uploads_are_their_owners_and_have_names_without_folders(server: Running, place: Path) -> None:

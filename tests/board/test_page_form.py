@@ -243,3 +243,15 @@ def test_a_plain_field_is_there_where_the_editor_cannot_be_loaded(page: Any) -> 
     page.fill("textarea#yaml", text.replace("batch_size: 64", "batch_size: 16"))
     page.click("[data-tab=form]")
     until(page, lambda: page.input_value("#field-batch_size") == "16")
+
+
+def test_data_of_ones_own_are_uploaded_where_files_are_chosen(page: Any, folder: Path) -> None:
+    begin(page)
+    page.click("[data-field='workload.data.train'] .with button")
+    file = {"name": "酒店.csv", "mimeType": "text/csv", "buffer": b"text,label\nGood.,1\n"}
+    page.set_input_files("dialog #add", file)
+    until(page, lambda: page.input_value("#field-workload-data-train") == str(folder / "酒店.csv"))
+    page.click("[data-field='workload.data.train'] .with button")
+    page.set_input_files("dialog #add", file)
+    page.wait_for_selector("dialog .note.bad:has-text('a file of that name')")
+    assert (folder / "酒店.csv").read_bytes() == file["buffer"]

@@ -37,6 +37,7 @@ def trained(folder: Path, workload: dict[str, Any], *overrides: str) -> list[dic
     file, output = folder / "run.yaml", folder / f"run-{len(overrides)}"
     own = {"batch_size": 8, "loop": {"epochs": 2}, "optimizer": {"name": "sgd", "lr": 0.1}, "device": "cpu"}
     file.write_text(json.dumps({"workload": workload, **own, "tracking": {"log_every": 2}}))
+    output = next((folder / each.partition("=")[2] for each in overrides if each.startswith("name=")), output)
     words = [sys.executable, "-m", "drivetrain", "train", str(file), f"output={output}", "--quiet", *overrides]
     done = subprocess.run(
         words, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -57,6 +58,14 @@ def test_tokens_are_counted_without_padding_and_each_once_over_the_ranks(tmp_pat
     shares = [share for each in spread for share in each.get("utilisation_by_rank", [])]
     assert len(shares) == 2 * len(spread), "a share for each rank at each point, not known where none was sampled"
     assert all(math.isnan(share) or 0 <= share <= 1 for share in shares)
+
+
+@pytest.mark.long
+def test_a_resumed_run_goes_on_counting_its_tokens(tmp_path: Path) -> None:
+    workload = classifier(tmp_path)
+    first = trained(tmp_path, workload, "name=counted", "loop.epochs=1")
+    both = trained(tmp_path, workload, "name=counted", "--resume")
+    assert both[-1]["tokens"] == 2 * first[-1]["tokens"] > 0
 
 
 def test_pictures_have_no_tokens(tmp_path: Path) -> None:

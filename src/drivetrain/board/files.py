@@ -54,6 +54,32 @@ def allowed(places: Places, asked: str) -> Path:
     raise Refusal(404, "there is no such file in the folders of this board", "no_file", "path")
 
 
+def added(places: Places, asked: str, name: str, content: bytes) -> dict[str, Any]:
+    """Keeps a file that a user sent in a folder that requests may name, whole and under its name; none is replaced."""
+    folder = allowed(places, asked)
+    _check(name, content)
+    aside = folder / f".{secrets.token_hex(10)}"
+    try:
+        aside.write_bytes(content)
+        os.link(aside, folder / name)
+    except FileExistsError:
+        raise Refusal(409, "there is a file of that name: give yours another one", "exists", "name") from None
+    except (PermissionError, NotADirectoryError):
+        raise Refusal(403, "the board may not write into that folder", "not_writable", "folder") from None
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+    return {"path": str(folder / name), "name": name, "bytes": len(content)}
+
+
+def _check(name: str, content: bytes) -> None:
+    """Raises UserError for what is no name of a file, and for an empty one."""
+    if NAME.fullmatch(name) is None:
+        raise problem("name", "that is no name of a file", "give a name without folders")
+    if not content:
+        raise problem("file", "it is empty", "choose another file")
+
+
 def _is_within(path: Path, places: Places) -> bool:
     with contextlib.suppress(OSError, RuntimeError):
         return places.holds(path.resolve(strict=True))
@@ -79,10 +105,7 @@ class Uploads:
 
     def add(self, owner: str, name: str, content: bytes, beside: str | None) -> dict[str, Any]:
         """Keeps a file. beside: the upload of the same user that it joins, as pictures of one folder do."""
-        if NAME.fullmatch(name) is None:
-            raise problem("name", "that is no name of a file", "give a name without folders")
-        if not content:
-            raise problem("file", "it is empty", "choose another file")
+        _check(name, content)
         own = self._of(owner, beside) if beside is not None else None
         if own is None:
             own = self._folder / f"{secrets.token_hex(10)}"

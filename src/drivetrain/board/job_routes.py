@@ -11,8 +11,8 @@ from drivetrain.board import bodies, jobs
 from drivetrain.board.answers import Json, allowed
 from drivetrain.board.board import Board, refuse_others
 from drivetrain.board.chat import BASE, Chats
+from drivetrain.board.files import added, listed
 from drivetrain.board.files import allowed as allowed_path
-from drivetrain.board.files import listed
 from drivetrain.board.verbs import fixes, previewed
 from drivetrain.web.event_stream import EventStream
 from drivetrain.web.refusals import Refusal
@@ -41,8 +41,12 @@ def _add_data(app: FastAPI, board: Board) -> None:
         content: Annotated[bytes, Body(media_type="application/octet-stream")],
         name: Annotated[str, Query(min_length=1, max_length=200)],
         beside: Annotated[str | None, Query(max_length=40)] = None,
+        folder: PathText | None = None,
     ) -> Response:
-        """Keeps a file to predict for."""
+        """Keeps a file to predict for; or, where a folder of data is given, puts it there."""
+        if folder is not None:
+            allowed(request)
+            return Json(added(board.data_places, folder, name, content), 201)
         return Json(board.uploads.add(allowed(request).name, name, content, beside), 201)
 
     @app.post("/api/data/preview")

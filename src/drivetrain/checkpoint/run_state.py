@@ -72,6 +72,7 @@ class Progress(_Strict):
     evaluations_without_gain: Count
     last_evaluation: int
     last_save: Count
+    tokens: Count = 0
     recent: Recent = Recent()
     terms: dict[str, float] = {}
     reduction: Reduction | None = None

@@ -32,7 +32,7 @@ export function useStore(store) {
   return value;
 }
 
-// --- permanent links: the page's address behind the #, such as #/runs/digits?tab=log ---
+// Permanent links: the page's address behind the #, such as #/runs/digits?tab=log.
 
 function read() {
   const [path, search] = location.hash.replace(/^#\/?/, "").split("?");
@@ -61,7 +61,7 @@ export function settle(query) {
   route.set(read());
 }
 
-// --- requests: all addresses are relative to the page, which may stand behind a subpath ---
+// Requests: addresses are relative to the page, which may stand behind a subpath.
 
 class Refused extends Error {
   // what a server answered instead: status (0: it cannot be reached), code, problems ([{field, why, fix}]), and keys of an

@@ -1,7 +1,6 @@
-// The two catalogues of texts, static/text/*.json; a switch redraws the page without a reload. The documentation of fields
-// comes with the schema, in English; FIELDS names the file that has it, and the labels of rarer fields, in another language; it is loaded with the first
-// form. What the server says (refusals, states, titles of devices) is English too: MESSAGES names the files that have it in another
-// language, by its English form, in which {names} stand for what differs.
+// The texts of the page, static/text/*.json; a switch redraws the page without a reload. What the server says (refusals,
+// states, documentation of fields) is English: FIELDS names the file of fields in another language, loaded with the first
+// form, and MESSAGES that of the rest, by its English form, in which {names} stand for what differs.
 import { Store } from "./base.js";
 
 export const LANGUAGES = { en: "English", zh: "中文" };

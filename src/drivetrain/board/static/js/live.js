@@ -80,7 +80,7 @@ function take({ kind, data }) {
   }
 }
 
-// --- a notice of the browser when something that ran here has ended, also while the page is hidden, where its user wants one ---
+// Notices of the browser of what has ended, where its user wants them.
 
 const LIVE = ["queued", "running", "stopping"];
 const isOffered = "Notification" in globalThis; // not where the page came over plain HTTP from another machine

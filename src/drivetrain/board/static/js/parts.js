@@ -1,5 +1,5 @@
 // Small parts that several pages use.
-import { get, html, part, post, query, settle, useEffect, useLayoutEffect, useRef, useState, useStore } from "./base.js";
+import { get, html, part, post, query, settle, upload, useEffect, useLayoutEffect, useRef, useState, useStore } from "./base.js";
 import { bytes, duration, logTongue, said, t, textOr, tongue, whole } from "./language.js";
 import { live } from "./live.js";
 
@@ -25,7 +25,7 @@ export const kindOf = (run) => run.workload?.split(" ").map((word) => textOr(`ki
 export const metricName = (name) => textOr(`chart.${name}`, name.replaceAll("_", " "));
 
 // The browser's own control says "Choose File" in the browser's language.
-export function FileInput({ id, many, accept, disabled, onPick }) {
+export function FileInput({ id, many, accept, disabled, text, onPick }) {
   const [names, setNames] = useState([]);
   const pick = (event) => {
     const files = [...event.target.files];
@@ -34,7 +34,7 @@ export function FileInput({ id, many, accept, disabled, onPick }) {
     event.target.value = ""; // the same file again, corrected meanwhile, is a change too
   };
   return html`<span class="file"><input id=${id} class="hidden" type="file" multiple=${many} accept=${accept} disabled=${disabled} onChange=${pick} />
-    <label for=${id} class="button">${t("files.browse")}</label> <span class="quiet small" translate=${false}>${names.join(", ")}</span></span>`;
+    <label for=${id} class="button">${text ?? t("files.browse")}</label> <span class="quiet small" translate=${false}>${names.join(", ")}</span></span>`;
 }
 
 export const Note = ({ tone = "", children }) => html`<div class=${`note ${tone}`} role=${tone === "bad" ? "alert" : null}>${children}</div>`;
@@ -203,13 +203,16 @@ function Dialog({ onPick, onClose }) {
   const dialog = useRef();
   const [path, setPath] = useState("");
   const [found, error] = useAnswer(() => get(`files${query({ path })}`), [path]);
+  const [failed, setFailed] = useState(null);
+  const add = ([file]) => upload(`uploads${query({ name: file.name, folder: found.path })}`, file).then((kept) => onPick(kept.path), setFailed);
   useLayoutEffect(() => { dialog.current.showModal(); }, []);
   return html`<dialog ref=${dialog} onClose=${onClose} aria-labelledby="files">
     <h2 id="files">${t("files.choose")}</h2>
+    ${failed ? html`<${Failure} error=${failed} />` : null}
     ${error ? html`<${Failure} error=${error} />` : null}
     ${found ? html`<p class="small"><code>${found.path}</code></p>
       <div class="buttons">${found.parent !== null ? html`<button type="button" onClick=${() => setPath(found.parent)}>↑ ${t("files.up")}</button>` : null}
-        <button type="button" onClick=${() => onPick(found.path)}>${t("files.here")}</button></div>
+        <button type="button" onClick=${() => onPick(found.path)}>${t("files.here")}</button><${FileInput} id="add" text=${t("files.add")} onPick=${add} /></div>
       <ul class="files" tabindex="0">${found.entries.map((each) => html`<li key=${each.path}><button type="button" class="plain" onClick=${() => (each.folder ? setPath(each.path) : onPick(each.path))}>
         <span aria-hidden="true">${each.folder ? "▸" : "·"}</span> <span translate=${false}>${each.name}</span>${each.folder ? "/" : ""}</button> <span class="quiet small">${each.folder ? "" : bytes(each.bytes)}</span></li>`)}</ul>
       ${found.entries.length ? null : html`<p class="quiet">${t("files.empty")}</p>`}
