@@ -13,14 +13,12 @@ from drivetrain.cli.app import app_of
 from drivetrain.cli.console import errors
 from drivetrain.errors import Interrupted, RankError, RunError, UserError
 from drivetrain.memory.garbage import importing, own_process
-from drivetrain.runtime.thread_waits import wait_asleep
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line. A user's error or a failed run prints its message; a traceback means a bug of ours."""
     if arguments is None:
         own_process()
-        wait_asleep()
     given = sys.argv[1:] if arguments is None else arguments
     # the deepspeed launcher adds --local_rank=N, which LOCAL_RANK says as well
     own = [word for word in given if not word.startswith(("--local_rank=", "--local-rank="))]

@@ -121,10 +121,9 @@ def environment_of_ranks(task: Job, processes: int) -> dict[str, str]:
     """Returns the ranks' environment. A run of one process has the machine to itself, as without a launcher."""
     from drivetrain.memory.allocator import growing_segments
     from drivetrain.runtime.hardware import loopback, usable_cores
-    from drivetrain.runtime.thread_waits import asleep
 
     wanted = {} if task.run.world_size == 1 else {"OMP_NUM_THREADS": str(max(1, usable_cores() // processes))}
-    wanted |= RECORDER | asleep()
+    wanted |= RECORDER
     wanted |= growing_segments() if task.run.allocator != "system" else {}
     interface = loopback() if task.run.nodes == 1 else None
     if interface is not None:  # gloo looks the host's name up otherwise, which fails on some machines
