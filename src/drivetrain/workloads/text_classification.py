@@ -213,8 +213,7 @@ class TextClassificationWorkload(Classifier, Speaks):
             raise UserError(problems)
 
     def _warn(self, message: str) -> None:
-        if message not in self._warnings:  # a model may be built more than once
-            self._warnings.append(message)
+        self._warnings += {message}.difference(self._warnings)  # a model may be built more than once
 
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Returns input_ids, attention_mask, labels, and token_type_ids for pairs: (B, L) and (B,), int64. Unpadded, a
