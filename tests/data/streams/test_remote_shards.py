@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from drivetrain.data.rows import open_file
-from drivetrain.data.streams import remote_shards
+from drivetrain.data.streams import remote_shards, shard_copier
 from drivetrain.data.streams.line_shards import LineShard
 from drivetrain.data.streams.remote_shards import Copier, RemoteRowsShard, ShardCopy, copies, streams_root
 from drivetrain.data.streams.shard_rows import ShardRows, open_shards
 from drivetrain.errors import RunError, UserError
 from drivetrain.runtime.object_store import ObjectStore
+from tests.store_server import FaultyProxy
 
 FIELD = "workload.data.train"
 
@@ -101,6 +104,61 @@ def test_copies_are_made_ahead_and_removed_beyond_the_bound(
         open_shards(bucket, FIELD, tmp_path / "two")
 
 
+def test_several_shards_are_copied_at_once_where_the_cache_is_large(
+    bucket: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of four copies waits at the store until all four are asked for; the first shard is looked into before."""
+    upload(folder, bucket)
+    together, met = threading.Barrier(4), list[str]()
+
+    def wait(method: str, path: str, _: int) -> None:
+        if method == "GET" and "part-" in path and "part-0" not in path and len(met) < 4:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait(30)
+                met.append(path)
+
+    expected = texts(open_shards(str(folder), FIELD, tmp_path / "one"), range(120))
+    with FaultyProxy(os.environ["AWS_ENDPOINT_URL"], wait).running() as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        assert texts(open_shards(bucket, FIELD, tmp_path / "two"), range(120)) == expected
+    assert len({*met}) == 4
+
+
+def test_shards_that_would_fill_a_small_cache_are_copied_one_after_the_other(
+    bucket: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(folder, bucket)
+    largest = max(file.stat().st_size for file in folder.iterdir())
+    for copies_held, ahead in ((3, 2), (12, 3), (1000, 8)):
+        monkeypatch.setenv("DRIVETRAIN_STORE_CACHE_GB", repr(copies_held * largest / 1e9))
+        assert shard_of(open_shards(bucket, FIELD, tmp_path / "two")).copier.ahead == ahead
+
+
+def test_room_is_made_for_all_copies_that_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is being written counts once, whether its file is there already or not."""
+    monkeypatch.setenv("DRIVETRAIN_STORE_CACHE_GB", repr(40 / 1e9))
+    for number in range(3):
+        file = tmp_path / f"{number}-shard"
+        file.write_bytes(bytes(10))
+        os.utime(file, (number, number))
+    room = shard_copier.Room()
+    with room.taken(tmp_path, 10):
+        (tmp_path / f".3-shard.partial-{os.getpid()}-0").write_bytes(bytes(10))
+        assert len(sizes_in(tmp_path)) == 4
+        with room.taken(tmp_path, 10):
+            assert not (tmp_path / "0-shard").exists()
+            assert (tmp_path / "1-shard").exists()
+
+
+def test_a_copier_that_fails_in_a_way_of_its_own_is_heard(bucket: str, folder: Path, tmp_path: Path) -> None:
+    upload(folder, bucket)
+    copy = shard_of(open_shards(bucket, FIELD, tmp_path / "two"))
+    broken = ShardCopy(copy.copier, dataclasses.replace(copy.entry, bytes="many"), copy.file)  # type: ignore[arg-type]
+    copy.file.unlink(missing_ok=True)
+    with pytest.raises(RunError, match="has died"):
+        broken.read(Path.read_bytes)
+
+
 def test_a_forked_reader_has_copies_made_by_a_process_of_its_own(bucket: str, folder: Path, tmp_path: Path) -> None:
     """Loader workers are forked, and obstore's threads do not survive it."""
     upload(folder, bucket)
@@ -152,7 +210,7 @@ def test_a_failure_ahead_does_not_end_the_run_once_the_store_answers(bucket: str
     copy.file.unlink(missing_ok=True)
     content = ObjectStore(bucket).read(copy.entry.path)[0]
     ObjectStore(bucket).delete([copy.entry.path])
-    copy.ahead()
+    copy.ahead(0)
     while str(copy.file) not in copy.copier._failed:
         copy.copier._receive()
     (tmp_path / "again").write_bytes(content)

@@ -57,10 +57,10 @@ class LineShard:
     def size(self) -> int:
         return self.path.stat().st_size if self.copy is None else self.copy.size
 
-    def ahead(self) -> None:
-        """Has the shard brought to this machine, if it lies in a store."""
+    def ahead(self, distance: int) -> None:
+        """Has the shard brought to this machine, if it lies in a store. distance: as in `ShardCopy.ahead`."""
         if self.copy is not None:
-            self.copy.ahead()
+            self.copy.ahead(distance)
 
     def count(self) -> int:
         """Counts the rows without parsing them; a file that was counted is not read again."""

@@ -1,4 +1,4 @@
-"""Shards that lie in a store: copied one after the other to this machine, ahead of their readers, and removed again.
+"""Shards that lie in a store: copied to this machine ahead of their readers, several at once, and removed again.
 
 A stream reads its shards in an order that is known ahead, so each process has copies of a few of them made before it
 reaches them. The copies of all streams together keep the bound of the cache of stores (runtime/store_cache.py): those
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from drivetrain.data.streams.shards import RowsPiece
 
 T = TypeVar("T")
-AHEAD = 2  # shards that are copied before a reader reaches them
+AHEAD = 2  # shards that are copied before a reader reaches them, one after the other, where the cache is small
+MOST_AHEAD = 8  # so many, and as many at once, where they take at most a quarter of it
 ATTEMPTS = 20  # to read a copy that other readers have removed meanwhile
 COPIER = "drivetrain.data.streams.shard_copier"
 
@@ -71,24 +72,26 @@ class ShardCopy:
                     raise
         raise _too_small(self)
 
-    def ahead(self) -> None:
-        """Has the copy made while others are read."""
-        self.copier.ask_for(self)
+    def ahead(self, distance: int) -> None:
+        """Has the copy made while others are read, if it is near enough. distance: shards that are read before it."""
+        if distance <= self.copier.ahead:
+            self.copier.ask_for(self)
 
 
 class Copier:
     """A process's connection to the process that makes its copies, which is started when it is first needed."""
 
-    def __init__(self, bucket: str) -> None:
-        self.bucket = bucket
+    def __init__(self, bucket: str, ahead: int = AHEAD) -> None:
+        """ahead: shards that are copied before a reader reaches them."""
+        self.bucket, self.ahead = bucket, ahead
         self._of, self._process = 0, None  # type: tuple[int, subprocess.Popen[str] | None]
         self._asked: set[str] = set()  # files whose answers are still to come
         self._failed: dict[str, str] = {}
         self._lock = threading.RLock()  # shards are counted by several threads
         self.held: tuple[Path, Rows] | None = None  # the rows that were opened last
 
-    def __reduce__(self) -> tuple[type[Copier], tuple[str]]:
-        return Copier, (self.bucket,)  # a connection is of one process
+    def __reduce__(self) -> tuple[type[Copier], tuple[str, int]]:
+        return Copier, (self.bucket, self.ahead)  # a connection is of one process
 
     def begin_here(self) -> None:
         """Forgets the connection and the open rows of the process that this one was forked from."""
@@ -125,7 +128,9 @@ class Copier:
     def _send(self, shard: ShardCopy) -> None:
         process, entry, name = self._process, shard.entry, str(shard.file)
         if process is None:
-            command = [sys.executable, "-m", COPIER, self.bucket]
+            # where the cache holds few shards, one at a time: several would push each other out
+            threads = 1 if self.ahead == AHEAD else self.ahead
+            command = [sys.executable, "-m", COPIER, self.bucket, str(threads)]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             self._process = process
             weakref.finalize(self, _end, process, os.getpid())
@@ -182,8 +187,8 @@ class RemoteRowsShard:
             return RowsPiece(lambda _: self.name, start)
         return self._read(lambda rows: RowsShard(rows, self.name).piece(start, stop))
 
-    def ahead(self) -> None:
-        self.copy.ahead()
+    def ahead(self, distance: int) -> None:
+        self.copy.ahead(distance)
 
     def _read(self, use: Callable[[Rows], T]) -> T:
         """Returns what `use` makes of the rows. Those of one shard stay open: CSV and JSON are parsed as a whole."""
@@ -231,7 +236,7 @@ def copies(address: str, field: str) -> dict[str, ShardCopy]:
         size = f"{largest.path} has {largest.bytes / 1e9:.2f} GB, of which a reader needs {num_held} at once"
         fix = "set DRIVETRAIN_STORE_CACHE_GB to more, for all readers of the machine, or make smaller shards"
         raise problem(field, f"{size}, and the cache of stores may hold {bound / 1e9:g} GB", fix)
-    copier = Copier(bucket)
+    copier = Copier(bucket, max(AHEAD, min(MOST_AHEAD, int(bound / 4 // largest.bytes))))
     return {name: ShardCopy(copier, each, _place(bucket, each)) for name, each in found.items()}
 
 

@@ -51,8 +51,8 @@ class Shard(Protocol):
         """Returns rows start to stop - 1, or fewer where the shard ends."""
         ...
 
-    def ahead(self) -> None:
-        """Prepares for reading it soon."""
+    def ahead(self, distance: int) -> None:
+        """Prepares for reading it soon. distance: shards that are read before it."""
         ...
 
 
@@ -96,7 +96,7 @@ class RowsShard:
             return RowsPiece(self._rows.where, start, arrow=self._rows.slices(start, stop))
         return RowsPiece(self._rows.where, start, self._rows.read(start, stop))
 
-    def ahead(self) -> None:
+    def ahead(self, distance: int) -> None:
         pass
 
 
@@ -119,8 +119,8 @@ class PartOfShard:
         end = self._start + stop if self._stop is None else min(self._start + stop, self._stop)
         return self._shard.piece(self._start + start, max(self._start + start, end))
 
-    def ahead(self) -> None:
-        self._shard.ahead()
+    def ahead(self, distance: int) -> None:
+        self._shard.ahead(distance)
 
 
 def part_of(shards: Sequence[Shard], start: int, stop: int | None) -> list[Shard]:

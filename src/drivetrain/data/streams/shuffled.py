@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from drivetrain.data.streams.remote_shards import AHEAD
+from drivetrain.data.streams.remote_shards import MOST_AHEAD
 from drivetrain.data.streams.shards import Piece, Shard, count_all
 from drivetrain.errors import RunError
 
@@ -140,8 +140,9 @@ class ShuffledShards:
         shard, row = self._beginning(turn, number, order)
         block = Block()
         while len(block) < self._buffer and shard < len(order):
-            for coming in order[shard : shard + 1 + AHEAD]:  # this one too: it is asked for before the others
-                self._shards[coming].ahead()
+            # this one too: it is asked for before the others
+            for distance, coming in enumerate(order[shard : shard + 1 + MOST_AHEAD]):
+                self._shards[coming].ahead(distance)
             wanted = self._buffer - len(block)
             piece = self._shards[order[shard]].piece(row, row + wanted)
             if len(piece):
