@@ -257,17 +257,20 @@ def counted(
     """Returns how much was asked for, and how much of it again.
 
     whole: the calls of the undisturbed run. excused: starts that were killed while a call was under way, whose last
-    call may be made again. AssertionError if anything else was asked for again, or never.
+    call a later start may make again. AssertionError if anything else was asked for again, or never.
     """
-    wanted, asked = (Counter(each for _, items in some for each in items) for some in (whole, calls))
-    last = {start: items for start, items in calls}
-    spare = Counter(each for start in excused for each in last.get(start, ()))
-    wrong = {
-        each: (asked[each], wanted[each])
-        for each in wanted | asked
-        if not 0 <= asked[each] - wanted[each] <= spare[each]
-    }
-    assert not wrong, f"asked for so often, and by an undisturbed run: {wrong}"
+    pardoned, last = set(excused), {start: items for start, items in calls}
+    wanted = Counter(each for _, items in whole for each in items)
+    asked, spare, wrong = Counter[str](), Counter[str](), set[str]()
+    for start in sorted(last):
+        own = [each for number, items in calls if number == start for each in items]
+        asked.update(own)
+        wrong |= {each for each in own if asked[each] > wanted[each] + spare[each]}
+        if start in pardoned:
+            spare.update(last[start])
+    wrong |= {each for each in wanted if asked[each] < wanted[each]}
+    often = {each: (asked[each], wanted[each]) for each in wrong}
+    assert not wrong, f"asked for so often, and by an undisturbed run: {often}"
     return asked.total(), asked.total() - wanted.total()
 
 
