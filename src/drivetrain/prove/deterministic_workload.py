@@ -65,6 +65,9 @@ class Stilled(Workload):
     def count(self, batch: Batch) -> int:
         return self._inner.count(batch)
 
+    def tokens(self, batch: Batch) -> int | None:
+        return self._inner.tokens(batch)
+
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         return self._inner.loss_sum(model, batch)
 
