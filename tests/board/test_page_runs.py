@@ -141,6 +141,7 @@ def test_a_run_that_fails_shows_its_cause(page: Any, tmp_path: Path) -> None:
 def test_a_point_that_comes_while_a_curve_is_awaited_is_asked_for_afterwards(page: Any, folder: Path) -> None:
     run = write_run(folder / "runs" / "slow", steps=5, finished=None)
     asked: list[str] = []
+    answered: list[str] = []
 
     def answer(route: Any) -> None:
         asked.append(route.request.url)
@@ -149,11 +150,13 @@ def test_a_point_that_comes_while_a_curve_is_awaited_is_asked_for_afterwards(pag
             point(run, 6)
             page.wait_for_timeout(3000)  # the page hears of the point while it waits
         route.fulfill(response=found)
+        answered.append(route.request.url)
 
     page.route(re.compile(r"/curve\?"), answer)
     visit(page, "#/runs/slow")
     page.wait_for_selector("[data-chart=loss] canvas")
     until(page, lambda: len(asked) == 2)
+    until(page, lambda: len(answered) == 2)  # an answer under way would fail when the page is closed
     shutil.rmtree(run)
 
 

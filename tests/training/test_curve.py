@@ -1,4 +1,4 @@
-"""What a point of the curve says of texts and devices: the same tokens on one rank and on two, and a share for each."""
+"""Tests what points of a curve count: each token once, on any number of ranks, and how busy each rank's device was."""
 
 from __future__ import annotations
 

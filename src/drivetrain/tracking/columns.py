@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.runtime.strict_json import plain
+from drivetrain.tracking.events import MOST_SHARES
 from drivetrain.tracking.jsonl import parsed_lines
 
 PARTS = (  # of a training's time
@@ -34,7 +35,6 @@ SHARES = {f"time_{part}": part for part in PARTS}
 MEASURED = (*COLUMNS, "memory", *SHARES)
 NAN = float("nan")
 MOST_MARKS = 2000
-MOST_RANKS = 32  # whose devices are told apart
 IN_WORDS = ("run_started", "warning", "trouble", "run_finished")  # events that say something in words
 MOST_IN_WORDS = 200
 BLOCK = 1 << 22  # bytes that are read at once
@@ -91,7 +91,7 @@ class Curve:
         """Adds a point to every column. memory: bytes, of the kind that is largest; time_...: the part's share of the
         time since the point before."""
         columns = self.columns
-        shares = event.get("utilisation_by_rank", [])[:MOST_RANKS]
+        shares = event.get("utilisation_by_rank", [])[:MOST_SHARES]
         while len(self._by_rank) < len(shares):
             name = f"utilisation_{len(self._by_rank)}"
             self._by_rank.append(columns.setdefault(name, array("d", [NAN] * len(columns["step"]))))

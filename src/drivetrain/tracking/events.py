@@ -9,6 +9,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from types import UnionType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
+MOST_SHARES = 32  # ranks whose utilisation stands in a point: a thousand would be most of the file
+
 
 @dataclass(frozen=True)
 class Event:
@@ -52,7 +54,8 @@ class StepDone(Event):
     terms: dict[str, float] = field(default_factory=dict)  # of a loss of several terms, the mean of each, unweighted
     memory: dict[str, int] = field(default_factory=dict)  # bytes: allocated and reserved of a GPU, resident on a CPU
     utilisation: float | None = None  # of the device, 0 to 1
-    # of the first 32 ranks each one's device, NaN where it is not known; of a CPU each process's share of its cores
+    # of the first MOST_SHARES ranks each one's device, NaN where it is not known; of a CPU each process's share of its
+    # cores
     utilisation_by_rank: list[float] = field(default_factory=list)
     seconds_by_part: dict[str, float] = field(default_factory=dict)  # data, forward, ...
 

@@ -11,13 +11,12 @@ import torch
 from drivetrain.config.run import RunConfig
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
-from drivetrain.tracking.events import StepDone
+from drivetrain.tracking.events import MOST_SHARES, StepDone
 from drivetrain.training.hooks import LoopHooks
 from drivetrain.training.progress import Progress
 from drivetrain.training.step_guard import PendingNumbers, Watch
 
 SMALLEST_SCALE = 2.0**-24  # below it the loss scale says that gradients are not finite for another reason
-MOST_SHARES = 32  # ranks whose utilisation stands in a point: a thousand would be most of the file
 
 
 class Curve:

@@ -20,11 +20,12 @@ from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.errors import UserError
 from drivetrain.generation.replies import Call
 from drivetrain.generation.requests import Request
+from drivetrain.inference.chat import screen
 from drivetrain.inference.chat.chat import Chat
 from drivetrain.inference.chat.functions import Function, read_functions, result_of
 from drivetrain.inference.chat.lines import piped_lines
 from drivetrain.inference.chat.replies import Replies, Step
-from drivetrain.inference.chat.screen import complete_blocks, visible
+from drivetrain.inference.chat.screen import complete_blocks, visible, without_echo
 from drivetrain.inference.chat.talk import Settings
 from tests.scripted_model import ScriptedModel, scripted
 
@@ -392,3 +393,9 @@ def test_a_chat_at_a_terminal(terminal: Any, tmp_path: Path) -> None:
     history = tmp_path / "drivetrain" / "chat_history"
     assert "早上好" in history.read_text()
     assert history.stat().st_mode & 0o077 == 0
+
+
+def test_a_system_whose_terminals_have_no_settings_draws_replies_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "termios", None)
+    with without_echo():
+        pass

@@ -25,7 +25,7 @@ from drivetrain.runtime.downloads import Store, download
 from drivetrain.runtime.object_store import Entry, StoreError
 from drivetrain.runtime.store_cache import bound_bytes, store_of
 
-SHARE = 16  # of the room that was found, until as much of it is used up nothing is listed again
+SHARE = 256  # of the room that was found: until it is used up nothing is listed again, by any of so many readers
 
 
 def main(bucket: str, threads: int) -> None:
@@ -39,7 +39,7 @@ def main(bucket: str, threads: int) -> None:
             with answering:
                 sys.stdout.write(json.dumps({"file": request["file"], "why": why}) + "\n")
                 sys.stdout.flush()
-        except BaseException:  # of a thread nobody would hear: whoever waits for the answer sees this process end
+        except BaseException:  # the reader waits for an answer, and would not hear of a thread that ended
             traceback.print_exc()
             os._exit(1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import termios
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,11 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+try:
+    import termios
+except ImportError:  # systems that are not POSIX
+    termios = None  # type: ignore[assignment]
 
 FENCE = "```"
 TABS_AND_LINES = "\n\t"
@@ -28,7 +32,10 @@ def visible(text: str) -> str:
 @contextmanager
 def without_echo() -> Iterator[None]:
     """Hides what is typed while replies are drawn, Ctrl-C's ^C too: it would move the cursor, and lines that are drawn
-    anew would stay. What was typed is read as the next line. Does nothing where the input is no terminal."""
+    anew would stay. What was typed is read as the next line. Does nothing where the input is no POSIX terminal."""
+    if termios is None:
+        yield
+        return
     try:
         file = sys.stdin.fileno()
         before = termios.tcgetattr(file)

@@ -4,18 +4,20 @@ import { asText } from "../draft.js";
 import { figure, language, said, t, textOr, whole } from "../language.js";
 import { Failure, FileInput, FilePicker, Job, metricName, ModelChoice, Name, Note, useAnswer, useJob, useModel } from "../parts.js";
 
-// Evaluates a checkpoint on data, and predicts for an uploaded file, typed texts or a dropped picture.
-
 const MOST_CLASSES = 5; // shown of a row; the file has all
 
-export function Evaluate({ me }) {
+export const Evaluate = ({ me }) => html`<${Page} me=${me} title="page.evaluate">${(model) => html`<${Evaluation} key=${`e ${model.name}`} model=${model} /><${Prediction} key=${`p ${model.name}`} model=${model} />`}<//>`;
+
+export const Export = ({ me }) => html`<${Page} me=${me} title="page.export">${(model) => html`<${Format} key=${model.name} model=${model} />`}<//>`;
+
+// A page on a model that is chosen at its top.
+function Page({ me, title, children }) {
   useStore(language);
   const { query } = useStore(route);
   const model = useModel(query);
-  const ready = model.run && model.offered.length > 0 && me.user.role !== "viewer";
-  return html`<div class="head"><h1 class="grow">${t("page.evaluate")}</h1></div>
+  return html`<div class="head"><h1 class="grow">${t(title)}</h1></div>
     <${ModelChoice} model=${model} />
-    ${ready ? html`<${Evaluation} key=${`e ${model.name}`} model=${model} /><${Prediction} key=${`p ${model.name}`} model=${model} />` : null}`;
+    ${model.run && model.offered.length > 0 && me.user.role !== "viewer" ? children(model) : null}`;
 }
 
 function Evaluation({ model }) {
@@ -68,19 +70,7 @@ function Predictions({ of }) {
     ${of.rows.length < of.total ? html`<${Note}><p>${t("use.rest")}</p><//>` : null}`;
 }
 
-// Exports a checkpoint, and shows what its verification found.
-
 const KINDS = { text_classification: "text classifier", image_classification: "image classifier", module: "own model" }; // as formats name them
-
-export function Export({ me }) {
-  useStore(language);
-  const { query } = useStore(route);
-  const model = useModel(query);
-  const ready = model.run && model.offered.length > 0 && me.user.role !== "viewer";
-  return html`<div class="head"><h1 class="grow">${t("page.export")}</h1></div>
-    <${ModelChoice} model=${model} />
-    ${ready ? html`<${Format} key=${model.name} model=${model} />` : null}`;
-}
 
 function Format({ model }) {
   const [formats, failed] = useAnswer(() => get("formats"), []);
