@@ -27,9 +27,6 @@ engine, in a new process a rank.
 - Three figures of the plan were fitted to this table, so that it is no proof of them: what the allocator holds for the
   tensors, what ranks on one CPU wait for one another, and what an engine's program takes at each message. Peaks of
   tensors, and everything of one process' time, are not fitted."""
-CAUSES = {  # of misses, by recipe and engine
-    "hotel-bert zero3": "not found yet; on two ranks the plan is exact",
-}
 HEAD = [
     "recipe, engine, ranks",
     "tensors planned",
@@ -97,7 +94,7 @@ def misses(row: dict[str, Any]) -> list[str]:
 def page(rows: Sequence[dict[str, Any]]) -> str:
     ran = [row for row in rows if figures(row)]
     other = [row for row in rows if not figures(row)]
-    missed = [f"- {name(row)}: {', '.join(misses(row))}{cause(row)}" for row in ran if misses(row)]
+    missed = [f"- {name(row)}: {', '.join(misses(row))}" for row in ran if misses(row)]
     parts = [
         "# Planned and measured: the recipes on this machine",
         INTRODUCTION,
@@ -114,11 +111,6 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
 
 def name(row: dict[str, Any]) -> str:
     return f"{row['recipe']} {row['engine']} {row['ranks']}"
-
-
-def cause(row: dict[str, Any]) -> str:
-    known = CAUSES.get(f"{row['recipe']} {row['engine']}")
-    return f". Cause: {known}" if known else ""
 
 
 def line(what: str, rows: Sequence[dict[str, Any]]) -> list[str]:
