@@ -54,7 +54,8 @@ def main() -> None:
         folder = Path(name)
         (folder / "sft.yaml").write_text(json.dumps(SFT))
         rows = [
-            {"instruction": f"Count to {number}", "output": " ".join(map(str, range(number)))} for number in range(99)
+            {"instruction": f"Count to {number}", "output": " ".join(map(str, range(number)))}
+            for number in range(1, 100)
         ]
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 5))
         for _ in range(given.times):
