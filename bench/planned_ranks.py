@@ -4,7 +4,7 @@
 
 JSON: a list of overrides. STEPS: the fewest that are timed. MODULES: a file with names of modules to import beforehand,
 so that memory counts without them.
-Prints a line of JSON on the first rank: the largest figures of the ranks.
+Prints a line of JSON on the first rank, the largest figures of the ranks; or on the rank that fails, why.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ def main() -> None:
     import_all(Path(sys.argv[7]).read_text().split())
     try:
         found: dict[str, Any] = measured(recipe, json.loads(sys.argv[5]), ranks, int(sys.argv[6]))
-    except Exception as error:
-        found = {"failed": f"{type(error).__name__}: {error}"[:300]}
-    found = fullest(ranks.all_gather(found))
+        found = fullest(ranks.all_gather(found))
+    except Exception as error:  # of one rank, perhaps, which others wait for: they fail as soon as it has gone
+        print(json.dumps({"failed": f"{type(error).__name__}: {error}"[:300]}), flush=True)
+        os._exit(1)
     if rank == 0:
         print(json.dumps(found), flush=True)
     os._exit(0)  # gloo's threads would wait
@@ -141,9 +142,6 @@ class Work:
 
 def fullest(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns one row of all ranks': their largest figures, and the cores that no rank used."""
-    for each in found:
-        if "failed" in each:
-            return each
     largest = {
         name: max(each[name] for each in found)
         for name in ("tensor", "resident", "mapped", "seconds", "steps", "threads")
