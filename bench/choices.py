@@ -83,7 +83,8 @@ def case(recipe: str, limit: float | None, options: argparse.Namespace) -> dict[
     file, own = ROOT / "recipes" / f"{recipe}.yaml", [*SHORTER.get(recipe, [])]
     if limit is not None:
         own.append(f"memory_limit={limit}")
-    plan = planned(file, [*own, "engine=auto", "precision=auto"], "this machine")
+    fixed = any(word.startswith("precision=") for word in own)
+    plan = planned(file, [*own, "engine=auto", *([] if fixed else ["precision=auto"])], "this machine")
     assert plan.choice is not None, f"{recipe}: no way fits in {limit} GiB"
     choice = plan.choice
     own_way = {"engine": choice.run.engine.label, "ranks": choice.run.world_size, "words": list(choice.overrides)}

@@ -29,6 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 from drivetrain.generation.requests import Piece, Request
 from drivetrain.inference.loading import LoadedModel, load_model
+from drivetrain.runtime.openmp import end_helpers
 
 VOCABULARY = 16_000
 PROMPT, ANSWER = (8, 128), (4, 48)  # tokens: the least and the most
@@ -192,6 +193,7 @@ def generate_side(model: Any) -> Side:
             stopping_criteria=[until],
         )
         spent = clock.read()
+        end_helpers()  # which would slow down the engine's, that are another thread's
         answers = [row[longest : longest + each.wanted].tolist() for row, each in zip(made, questions, strict=True)]
         return Turn(*spent, [until.first - clock.start] * len(questions), answers)
 

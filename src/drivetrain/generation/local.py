@@ -12,6 +12,7 @@ from drivetrain.generation.constraints import Constraints
 from drivetrain.generation.requests import Answer, Piece, Receiver, Request, Sampling, joined
 from drivetrain.generation.running_batch import RunningBatch
 from drivetrain.generation.sequence import Running, Vocabulary
+from drivetrain.runtime.openmp import end_helpers
 
 LOG = logging.getLogger(__name__)
 # makes the batch in which the requests of one adapter run
@@ -44,6 +45,7 @@ class LocalGenerator:
         self._arrived: list[Running] = []
         self._cancelled: set[int] = set()
         self._closed = False
+        end_helpers()  # of the thread that loaded the model
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
         self._thread.start()
 
@@ -78,6 +80,7 @@ class LocalGenerator:
         try:
             for place in order:
                 numbers.append(self.submit(requests[place], waiting[place]))
+            end_helpers()  # of this thread, which waits now
             return [waiting[place].answer() for place in range(len(requests))]
         except BaseException:  # an answer that failed, or Ctrl-C: the others are not wanted any more
             for number in numbers:
@@ -133,6 +136,7 @@ class LocalGenerator:
         on."""
         with self._changed:
             while not (self._arrived or self._cancelled or self._closed or self._is_busy()):
+                end_helpers()  # another model's thread may compute meanwhile
                 self._changed.wait()
             arrived, cancelled = self._arrived, self._cancelled
             self._arrived, self._cancelled = [], set()

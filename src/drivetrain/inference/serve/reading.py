@@ -21,6 +21,7 @@ from drivetrain.inference.encoders import PictureClassifier, Reader, TextEncoder
 from drivetrain.inference.serve.fields import Body
 from drivetrain.inference.serve.metrics import Metrics
 from drivetrain.inference.serve.served import check_name
+from drivetrain.runtime.openmp import end_helpers
 from drivetrain.web.limits import Places
 from drivetrain.web.refusals import Refusal
 
@@ -101,6 +102,9 @@ class ServedReader:
     seconds: float = 600.0
     created: int = field(default_factory=lambda: int(time.time()))
     _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "model"))
+
+    def __post_init__(self) -> None:
+        end_helpers()  # of the thread that loaded the model
 
     @property
     def names(self) -> list[str]:
