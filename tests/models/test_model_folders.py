@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from drivetrain.models.model_folders import unloadable
+import pytest
+
+from drivetrain.errors import UserError
+from drivetrain.models.model_folders import located, unloadable
 
 
 def test_a_quantised_base_is_reported_that_it_is_one_and_not_to_install_what_would_not_help(tmp_path: Path) -> None:
@@ -22,3 +25,19 @@ def test_a_folder_without_a_readable_configuration_is_incomplete(tmp_path: Path)
         (found,) = unloadable(str(tmp_path), True, "workload.model.path", OSError("no weights")).problems
         assert found.why == f"{tmp_path} cannot be loaded: no weights"
         assert found.fix == "give a complete model folder"
+
+
+@pytest.mark.parametrize("begin", ["", "./", "runs/"])
+def test_a_mistyped_run_is_no_name_on_a_hub(begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = tmp_path / begin
+    for name in ("hotels", "digits"):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "run.yaml").write_text("batch_size: 8\n")
+    monkeypatch.chdir(tmp_path)
+    for typed, fix in (("hotelz", "did you mean {}hotels?"), ("xy", "there are {0}digits, {0}hotels")):
+        with pytest.raises(UserError) as found:
+            located(f"{begin}{typed}", "workload.model")
+        [problem] = found.value.problems
+        shown = begin.removeprefix("./")
+        assert (problem.field, problem.why) == (f"{shown}{typed}", "there is no such folder")
+        assert problem.fix == fix.format(shown)

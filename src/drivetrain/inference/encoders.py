@@ -23,7 +23,7 @@ from drivetrain.data.tokenised import Tokens, keep_no_texts, load_tokenizer, tok
 from drivetrain.errors import RunError, problem
 from drivetrain.inference.run_sources import run_at
 from drivetrain.inference.whole_model import loaded_model
-from drivetrain.models.model_folders import config_at, located
+from drivetrain.models.model_folders import config_of, located
 from drivetrain.models.preprocessing import Preprocessing, expected_by
 from drivetrain.models.transformers_classifiers import AT_RANDOM, build_classifier
 from drivetrain.models.unpadded import text_positions
@@ -53,7 +53,7 @@ def kind_of(source: Path, checkpoint: str, trust: bool) -> str:
     path, local = located(str(source), FIELD)
     if local and (Path(path) / "modules.json").is_file():  # sentence-transformers' description of an encoder
         return ENCODER
-    [head, *_] = config_at(path, FIELD, trust).architectures or [WRITER]
+    [head, *_] = config_of(str(source), None, FIELD, trust).architectures or [WRITER]
     if head.endswith("Model") and not head.endswith("LMHeadModel"):
         return ENCODER
     return next((kind for ending, kind in HEADS.items() if head.endswith(ending)), WRITER)

@@ -3,6 +3,7 @@ loaded."""
 
 from __future__ import annotations
 
+import difflib
 import pickle
 import re
 import shutil
@@ -14,7 +15,7 @@ from typing import Any
 from safetensors import safe_open
 
 from drivetrain.config.files import MOST_JSON_BYTES, BrokenText, parsed_json, read_text
-from drivetrain.errors import UserError, problem
+from drivetrain.errors import UserError, clipped, problem
 from drivetrain.runtime.hub import ask_hub
 from drivetrain.trust import pickles, remote_code
 
@@ -89,10 +90,20 @@ def located(path: str, field: str) -> tuple[str, bool]:
         return str(folder), True
     if folder.exists():
         raise problem(field, f"{path} is a file", "give the folder that holds config.json and the weights")
+    _refuse_mistyped_run(folder)
     if path.startswith((".", "/", "~")) or len(Path(path).parts) > 2:
         raise problem(field, f"{path} does not exist", f"relative paths are taken from {Path.cwd()}")
     ask_hub(path, field)
     return path, False
+
+
+def _refuse_mistyped_run(folder: Path) -> None:
+    """Raises UserError for a folder that is not there, but would lie among runs: it is no name on a hub."""
+    runs = sorted(str(found.parent) for found in folder.parent.glob("*/run.yaml"))
+    if runs:
+        near = difflib.get_close_matches(str(folder), runs, n=1)
+        fix = f"did you mean {near[0]}?" if near else clipped(f"there are {', '.join(runs)}", 200)
+        raise problem(str(folder), "there is no such folder", fix)
 
 
 def unloadable(path: str, local: bool, field: str, error: Exception) -> UserError:

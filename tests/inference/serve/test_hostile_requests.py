@@ -111,6 +111,13 @@ def test_a_wrong_request_gets_its_reason(server: Running, path: str, body: Any, 
     assert not server.served.places.taken  # type: ignore[union-attr]
 
 
+def test_a_body_that_is_announced_as_a_form_is_refused_with_the_header_to_give(server: Running) -> None:
+    body = b'{"messages": [{"role": "user", "content": "Hi"}]}'
+    status, _, found = server.ask(CHAT, body, content_type="application/x-www-form-urlencoded")  # as curl -d does
+    assert status == 400
+    assert "the header content-type: application/json" in found["error"]["message"]
+
+
 def test_half_a_body_is_refused_with_the_place_where_it_ends(server: Running) -> None:
     status, _, found = server.ask(CHAT, b'{"messages": [{"role": "us')
     assert status == 400

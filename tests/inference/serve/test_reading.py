@@ -92,6 +92,11 @@ def server(classifier: Path) -> Iterator[Running]:
         yield found
 
 
+def test_a_model_that_is_neither_here_nor_on_a_hub_is_refused() -> None:
+    with pytest.raises(UserError, match="could not be had from the hub"):
+        kind_of(Path("nobody/nothing"), "best", False)
+
+
 def plain_embeddings(folder: Path, texts: list[str]) -> torch.Tensor:
     """The mean of the last states over each text's tokens, one text at a time, of unit length."""
     model, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)

@@ -220,6 +220,9 @@ def _of_the_body(error: RequestValidationError) -> Refusal:
         if each["type"] == "json_invalid":
             why = f"the body is no JSON: {each['ctx']['error']} at character {each['loc'][-1]}"
             return Refusal(400, why, "invalid_request")
+        if each["type"] == "model_attributes_type" and len(each["loc"]) == 1:  # curl -d alone sends a form
+            why = "the body is no JSON object: send one, with the header content-type: application/json"
+            return Refusal(400, why, "invalid_request")
         place = ".".join(str(part) for part in each["loc"][1:]) or "body"
         found[clipped(place, 80)] = str(each["msg"]).removeprefix("Value error, ")
     lines = [f"{place}: {why}" for place, why in found.items()]
