@@ -92,8 +92,7 @@ export function knowFields(all) {
   for (const field of all) documented.set(field.doc, field);
 }
 
-// Returns what the server said in the language of the page, or as it said it. A {state}, a {why}, a {where} and a {fix}
-// among what differs are translated too.
+// Returns what the server said in the language of the page, or as it said it. Spaces stand for a log's line breaks too.
 export function said(text) {
   const known = messages[language.value];
   if (!known || !text) return text;
@@ -109,7 +108,7 @@ export function said(text) {
 const within = (name, value) => (name === "state" ? textOr(`state.${value}`, value) : NESTED.has(name) ? said(value) : value);
 
 function expression(form) {
-  const plain = form.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replaceAll(" ", "\\s+"); // a log wraps its lines
+  const plain = form.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replaceAll(" ", "\\s+");
   return new RegExp(`^${plain.replace(/\{(\w+)\}/g, (_, name) => `(?<${name}>${NUMBERS.has(name) ? "[\\d,.]+" : ".+?"})`)}$`, "s");
 }
 

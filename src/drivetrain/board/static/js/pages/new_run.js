@@ -103,7 +103,7 @@ function Start({ draft, state, me, find }) {
   };
   return html`<div class="buttons start">
       <button class="main big" disabled=${!state.ready || busy || state.busy} onClick=${start} data-start>${t(busy ? "new.starting" : "new.start")}</button>
-      <span class="quiet small" role="status">${state.busy ? t("new.checking") : state.problems.length ? html`<button type="button" class="plain" onClick=${() => find(state.problems[0])}>${t("new.problems", { n: state.problems.length })}</button>` : ""}</span></div>
+      <span class="quiet small" role="status">${state.busy ? t("new.checking") : state.problems.length ? html`<button class="plain" onClick=${() => find(state.problems[0])}>${t("new.problems", { n: state.problems.length })}</button>` : ""}</span></div>
     <${Devices} chosen=${devices} choose=${(found) => { setDevices(found); draft.key = newKey(); }} />
     ${error ? html`<${Failure} error=${error} />` : null}`;
 }
