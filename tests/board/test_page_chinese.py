@@ -167,7 +167,7 @@ def test_why_a_run_was_refused_is_translated_from_the_log_that_wraps_its_lines(c
 max_position_embeddings)
       shorten it"""
     said = chinese.evaluate("async (text) => (await import('./static/js/language.js')).said(text)", log)
-    assert said.startswith("workload.data.max_length：max_length（1024）超过模型的上下文长度")
+    assert "字段 workload.data.max_length：max_length（1024）超过模型的上下文长度" in said
 
 
 def test_each_message_that_is_translated_is_one_that_the_server_has() -> None:
