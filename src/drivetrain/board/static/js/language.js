@@ -92,7 +92,7 @@ export function knowFields(all) {
   for (const field of all) documented.set(field.doc, field);
 }
 
-// Returns what the server said in the language of the page, or as it said it. Spaces stand for a log's line breaks too.
+// Returns what the server said in the language of the page, or as it said it. A log wraps its lines.
 export function said(text) {
   const known = messages[language.value];
   if (!known || !text) return text;
