@@ -34,7 +34,7 @@ def answers(page: Any, pieces: Sequence[dict[str, Any]]) -> list[Any]:
 
     page.route("**/api/chat", lambda route: route.fulfill(json=entry, status=201))
     page.route(f"**/api/chat/{entry['id']}", lambda route: route.fulfill(json=entry))
-    page.route(f"**/api/chat/{entry['id']}/reply", reply)
+    page.route("**/reply", reply)
     return asked
 
 
@@ -49,6 +49,22 @@ def test_an_answer_without_a_word_does_not_end_the_talk(page: Any, folder: Path)
         page.click("button:has-text('Send')")
         page.wait_for_selector(f".message.user:has-text('{question}') + .message.assistant span.quiet")
     assert asked[1]["messages"] == [{"role": "user", "content": "Anyone?"}]
+
+
+def test_a_temperature_that_is_no_number_is_refused_and_not_left_out(page: Any, folder: Path) -> None:
+    write_run(folder / "runs" / "warm", workload={"type": "language_model", "stage": "sft"})
+    answers(page, [])
+    page.unroute("**/reply")
+    visit(page, "#/chat?left=warm")
+    page.click("[data-load]")
+    page.wait_for_selector("text=Ready")
+    page.click("summary:has-text('ampling')")
+    page.fill("#s-temperature", "0,5")
+    page.fill("#message", "What is it like?")
+    page.click("button:has-text('Send')")
+    refused = page.wait_for_selector("[data-column] .note.bad li").inner_text()
+    assert "sampling.temperature" in refused
+    assert "0,5" in refused
 
 
 def test_functions_that_a_model_calls_are_shown_and_given_their_results(page: Any, folder: Path) -> None:

@@ -161,6 +161,15 @@ def test_what_the_server_says_is_translated_with_what_differs_in_it(chinese: Any
     assert "全局批次" in chinese.inner_text(shown), "the advice is the field's own text"
 
 
+def test_why_a_run_was_refused_is_translated_from_the_log_that_wraps_its_lines(chinese: Any) -> None:
+    log = """1 problem: refused before any work.
+  workload.data.max_length: max_length (1024) > the model's context (512;\x20
+max_position_embeddings)
+      shorten it"""
+    said = chinese.evaluate("async (text) => (await import('./static/js/language.js')).said(text)", log)
+    assert "字段 workload.data.max_length：max_length（1024）超过模型的上下文长度" in said
+
+
 def test_each_message_that_is_translated_is_one_that_the_server_has() -> None:
     """Their literal parts stand in the sources: a message that is worded anew is translated anew."""
     sources = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))

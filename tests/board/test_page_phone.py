@@ -40,6 +40,16 @@ def test_every_page_is_a_tap_away(phone: Any) -> None:
     assert all(box["height"] >= 32 for box in boxes)
 
 
+def test_what_has_to_be_put_right_is_a_tap_away(phone: Any) -> None:
+    """The list of problems stands below the form, which is many screens high; the bar with Start is always seen."""
+    phone.tap("[data-recipe=hotel-bert]")
+    phone.tap("[data-field='loop.epochs'] label")
+    phone.locator(".start [role=status] button").tap()
+    until(phone, lambda: phone.evaluate("scrollY") == 0)
+    shown = phone.wait_for_selector("[data-field='workload.data.train'] .error").bounding_box()
+    assert 0 < shown["y"] < 600
+
+
 @pytest.mark.long
 def test_a_run_is_begun_watched_compared_and_asked_by_touch(phone: Any, trained: str) -> None:
     assert phone.locator("[data-recipe]").first.get_attribute("data-recipe") == "digits", "it needs no data"

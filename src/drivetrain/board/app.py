@@ -151,6 +151,12 @@ def _add_access(app: FastAPI, board: Board, access: Access) -> None:
         )
 
 
+def _why(given: object, why: str) -> str:
+    """Returns what is wrong with a value of a body, in the form in which a run file's problems say it."""
+    why = why[:1].lower() + why[1:]
+    return f"{clipped(str(given), 40)} was given; {why}" if isinstance(given, str | int | float) else why
+
+
 def _add_errors(app: FastAPI) -> None:
     """Puts every error into one form."""
 
@@ -178,9 +184,13 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
-        found = [(".".join(map(str, each["loc"][1:])) or "body", str(each["msg"])) for each in error.errors()]
-        lines = [f"{clipped(place, 80)}: {why}" for place, why in found[:10]]
-        return Refusal(400, "; ".join(lines), "invalid_request", clipped(found[0][0], 80)).response()
+        found = [
+            (clipped(".".join(map(str, each["loc"][1:])) or "body", 80), str(each["msg"]), each.get("input"))
+            for each in error.errors()[:10]
+        ]
+        refusal = Refusal(400, "; ".join(f"{place}: {why}" for place, why, _ in found), "invalid_request", found[0][0])
+        problems = [{"field": place, "why": _why(given, why), "fix": ""} for place, why, given in found]
+        return Json({**refusal.body, "problems": problems}, 400)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:

@@ -8,7 +8,7 @@ const TAGS = { en: "en", zh: "zh-CN" };
 const FIELDS = { zh: "zh.fields" };
 const MESSAGES = { zh: "zh.messages" };
 const NUMBERS = new Set(["count", "row", "rows", "line", "column"]);
-const NESTED = new Set(["why", "where"]);
+const NESTED = new Set(["why", "where", "fix"]);
 const catalogues = {};
 // by language; fields: by path, a text, or one for each kind of the block that has the field; labels: by path or, of fields
 // that are called the same everywhere, by the last name in it
@@ -92,8 +92,7 @@ export function knowFields(all) {
   for (const field of all) documented.set(field.doc, field);
 }
 
-// Returns what the server said in the language of the page, or as it said it. A {state}, a {why} and a {where} among
-// what differs are translated too.
+// Returns what the server said in the language of the page, or as it said it. A log wraps its lines.
 export function said(text) {
   const known = messages[language.value];
   if (!known || !text) return text;
@@ -109,7 +108,7 @@ export function said(text) {
 const within = (name, value) => (name === "state" ? textOr(`state.${value}`, value) : NESTED.has(name) ? said(value) : value);
 
 function expression(form) {
-  const plain = form.replace(/[.*+?^$()|[\]\\]/g, "\\$&");
+  const plain = form.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replaceAll(" ", "\\s+");
   return new RegExp(`^${plain.replace(/\{(\w+)\}/g, (_, name) => `(?<${name}>${NUMBERS.has(name) ? "[\\d,.]+" : ".+?"})`)}$`, "s");
 }
 

@@ -45,8 +45,7 @@ export const Loading = () => html`<p class="quiet" role="status">${t("loading")}
 
 export function Failure({ error }) {
   return html`<${Note} tone="bad">
-    ${error.code === "unreachable" ? html`<p>${t("error.unreachable")}</p>` : html`<p><${Said} text=${error.message} /></p>`}
-    ${error.problems?.length ? html`<${Problems} of=${error.problems} />` : null}
+    ${error.problems?.length ? html`<${Problems} of=${error.problems} />` : html`<p>${error.code === "unreachable" ? t("error.unreachable") : html`<${Said} text=${error.message} />`}</p>`}
   <//>`;
 }
 

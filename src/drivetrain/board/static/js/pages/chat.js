@@ -146,7 +146,7 @@ function useTalk(model, ofBase, settings, system, tools) {
     model.setError(null);
     show();
     const asked = [...(system.trim() ? [{ role: "system", content: system }] : []), ...before.filter((each, i) => !isEmpty(each) && !isEmpty(before[i + 1])).map(sent)];
-    const sampling = Object.fromEntries(Object.entries(settings).filter(([, value]) => value.trim() !== "").map(([key, value]) => [key, Number(value)]));
+    const sampling = Object.fromEntries(Object.entries(settings).filter(([, value]) => value.trim() !== "").map(([key, value]) => [key, isNaN(value) ? value : Number(value)]));
     try {
       await stream(`chat/${model.entry.id}/reply`, { messages: asked, sampling, of_base: ofBase, tools }, (kind, data) => {
         if (kind === "piece") {

@@ -24,6 +24,7 @@ export default function NewRun({ me }) {
     if (tab === "yaml" && problem.line) return goToProblem(problem);
     settle({ tab: problem.field === BROKEN ? "yaml" : "form" });
     setWanted(problem.field === BROKEN ? "" : problem.field);
+    scrollTo(0, 0);
   };
   const error = schemaError ?? recipesError;
   if (error) return html`<${Failure} error=${error} />`;
@@ -65,7 +66,7 @@ function Folded({ title, of, look, ...given }) {
 
 function Beside({ draft, schema, state, me, tab, find }) {
   return html`<div class="box">
-      <${Start} draft=${draft} state=${state} me=${me} />
+      <${Start} draft=${draft} state=${state} me=${me} find=${find} />
       <div id="problems" aria-live="polite">${state.error ? html`<${Failure} error=${state.error} />` : null}
         ${state.problems.length ? html`<${Note} tone="bad"><p><b>${t("new.problems", { n: state.problems.length })}</b></p><${Problems} of=${state.problems} choose=${find} lines=${tab === "yaml"} /><//>`
           : state.ready && !state.busy ? html`<p class="quiet small" data-ready>${t("new.ready")}</p>` : null}
@@ -78,7 +79,7 @@ function Beside({ draft, schema, state, me, tab, find }) {
 
 const notice = (each) => (typeof each === "string" ? each : `${each.field}: ${each.why ?? ""} ${each.fix ?? ""}`);
 
-function Start({ draft, state, me }) {
+function Start({ draft, state, me, find }) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const [devices, setDevices] = useState([]);
@@ -102,7 +103,7 @@ function Start({ draft, state, me }) {
   };
   return html`<div class="buttons start">
       <button class="main big" disabled=${!state.ready || busy || state.busy} onClick=${start} data-start>${t(busy ? "new.starting" : "new.start")}</button>
-      <span class="quiet small" role="status">${state.busy ? t("new.checking") : state.problems.length ? t("new.problems", { n: state.problems.length }) : ""}</span></div>
+      <span class="quiet small" role="status">${state.busy ? t("new.checking") : state.problems.length ? html`<button class="plain" onClick=${() => find(state.problems[0])}>${t("new.problems", { n: state.problems.length })}</button>` : ""}</span></div>
     <${Devices} chosen=${devices} choose=${(found) => { setDevices(found); draft.key = newKey(); }} />
     ${error ? html`<${Failure} error=${error} />` : null}`;
 }
