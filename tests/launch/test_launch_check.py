@@ -46,6 +46,19 @@ def test_a_run_that_would_start_is_launched_and_one_whose_data_fail_is_not(
     assert "there is no tracker 'none'" in errors, "all reasons at once"
 
 
+def test_without_the_check_a_note_says_that_the_run_will_be_refused(tmp_path: Path, drivetrain: Call) -> None:
+    model = "{tokenizer: bytes, config: {model_type: llama}}"
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "run.yaml").write_text(
+        f"workload: {{type: language_model, model: {model}, data: {{train: {tmp_path}/empty.txt, length: 32}}}}\n"
+        "batch_size: 8\nloop: {steps: 4}\noptimizer: {name: adamw, lr: 0.1}\n"
+    )
+    code, text, errors = drivetrain("launch", "--slurm", str(tmp_path / "run.yaml"), *DDP, f"output={tmp_path}/run")
+    assert code == 0, errors
+    assert "#SBATCH" in text
+    assert "the run will be refused: workload.data.train" in " ".join(errors.split())
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_that_does_not_fit_by_the_plan_is_not_launched(
     way: str, tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch

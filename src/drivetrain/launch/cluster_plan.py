@@ -44,7 +44,8 @@ def plan_verdict(run: RunConfig, machine: str | None) -> Verdict:
     try:
         costs = estimator.costs(run)
     except UserError as error:
-        return Verdict(f"no plan: {error.problems[0].field}: {error.problems[0].why}")
+        why = f"{error.problems[0].field}: {error.problems[0].why}"
+        return Verdict(f"no plan, and if this is so there too, the run will be refused: {why}")
     except NotPlanned as error:
         return Verdict(f"no plan: {error}")
     takes = f"planned: a rank takes {gib(costs.memory.reserved)} for tensors at its peak"
