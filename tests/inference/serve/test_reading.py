@@ -93,7 +93,7 @@ def server(classifier: Path) -> Iterator[Running]:
 
 
 def test_a_model_that_is_neither_here_nor_on_a_hub_is_refused() -> None:
-    with pytest.raises(UserError, match="could not be had from the hub"):
+    with pytest.raises(UserError, match="is no folder here, and"):
         kind_of(Path("nobody/nothing"), "best", False)
 
 
