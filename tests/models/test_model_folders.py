@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.errors import UserError
+from drivetrain.models import model_folders
 from drivetrain.models.model_folders import located, unloadable
 
 
@@ -27,7 +28,7 @@ def test_a_folder_without_a_readable_configuration_is_incomplete(tmp_path: Path)
         assert found.fix == "give a complete model folder"
 
 
-@pytest.mark.parametrize("begin", ["", "./", "runs/"])
+@pytest.mark.parametrize("begin", ["./", "runs/", "./runs/"])
 def test_a_mistyped_run_is_no_name_on_a_hub(begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = tmp_path / begin
     for name in ("hotels", "digits"):
@@ -41,3 +42,14 @@ def test_a_mistyped_run_is_no_name_on_a_hub(begin: str, tmp_path: Path, monkeypa
         shown = begin.removeprefix("./")
         assert (problem.field, problem.why) == (f"{shown}{typed}", "there is no such folder")
         assert problem.fix == fix.format(shown)
+
+
+def test_one_word_may_be_a_name_on_a_hub_beside_any_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpt2-mine").mkdir()
+    (tmp_path / "gpt2-mine" / "run.yaml").write_text("batch_size: 8\n")
+    monkeypatch.chdir(tmp_path)
+    asked: list[str] = []
+    monkeypatch.setattr(model_folders, "ask_hub", lambda name, _: asked.append(name))
+    assert located("gpt2", "workload.model") == ("gpt2", False)
+    assert located("openai/gpt2", "workload.model") == ("openai/gpt2", False)
+    assert asked == ["gpt2", "openai/gpt2"]

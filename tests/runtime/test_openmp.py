@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch  # noqa: F401  whose OpenMP is looked for
 from threadpoolctl import threadpool_info
 
 from drivetrain.runtime.hardware import usable_cores

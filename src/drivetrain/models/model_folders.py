@@ -90,8 +90,10 @@ def located(path: str, field: str) -> tuple[str, bool]:
         return str(folder), True
     if folder.exists():
         raise problem(field, f"{path} is a file", "give the folder that holds config.json and the weights")
-    _refuse_mistyped_run(folder)
-    if path.startswith((".", "/", "~")) or len(Path(path).parts) > 2:
+    is_path = path.startswith((".", "/", "~")) or len(Path(path).parts) > 2
+    if is_path or len(Path(path).parts) == 2:  # one word may be a hub's (gpt2), whatever lies in the current folder
+        _refuse_mistyped_run(folder)
+    if is_path:
         raise problem(field, f"{path} does not exist", f"relative paths are taken from {Path.cwd()}")
     ask_hub(path, field)
     return path, False
