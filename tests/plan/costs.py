@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
 from drivetrain.plan.step_costs import Messages, Operations, StepCosts, StepMemory
+from drivetrain.plan.timeline import PARTS, MemoryPart, Timeline
 
 
 def costs(*parts: Operations | Messages, parameters: int = 1000, tokens: int | None = None) -> StepCosts:
@@ -15,3 +20,14 @@ def costs(*parts: Operations | Messages, parameters: int = 1000, tokens: int | N
         origin="derived",
         seconds_taken=0.0,
     )
+
+
+def made_timeline(*moments: tuple[str, Mapping[MemoryPart, int]]) -> Timeline:
+    """moments: phase and bytes of each part."""
+    parts = np.array([[sizes.get(part, 0) for part in PARTS] for _, sizes in moments], dtype=np.int64)
+    return Timeline(tuple(phase for phase, _ in moments), parts)
+
+
+def of_activations(*moments: tuple[str, int]) -> Timeline:
+    """Returns a timeline of activations alone. moments: phase and bytes of each."""
+    return made_timeline(*((phase, {"activations": size}) for phase, size in moments))

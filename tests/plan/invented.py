@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import problem
-from drivetrain.plan.step_costs import MemoryPart, Messages, Operations, StepCosts, StepMemory
+from drivetrain.plan.memory import memory_of
+from drivetrain.plan.step_costs import Messages, Operations, StepCosts, StepMemory
+from drivetrain.plan.timeline import MemoryPart
+from tests.plan.costs import made_timeline
 
 KEPT = {False: 1.0, "selective": 0.4, True: 0.1}  # of activations
 DONE_AGAIN = {False: 1.0, "selective": 1.04, True: 4 / 3}
@@ -95,18 +98,18 @@ class Invented:
             layers, gathered = layers * 0.6, gathered + whole / beside / 50
         forward = size * layers / beside * min(count, axes.get("pp", 1))
         one = size * self.model.activations / axes.get("tp", 1)
-        held = sum(state.values())
-        before = held - (state["gradients"] if count == 1 else 0)
-        phases = {
-            "forward": before + forward + gathered,
-            "backward": held + forward + gathered + 2 * one,
-            "optimizer": held + whole / self.model.layers,
+        kept = {name: round(value) for name, value in state.items()}
+        before = {**kept, "gradients": 0} if count == 1 else kept
+        phases: dict[str, tuple[dict[MemoryPart, int], float]] = {  # what stays, and what else there is
+            "forward": (before, forward + gathered),
+            "backward": (kept, forward + gathered + 2 * one),
+            "optimizer": (kept, whole / self.model.layers),
         }
-        peak = round(max(phases.values()))
-        parts = {name: round(value) for name, value in state.items()}
-        parts["activations"] = peak - sum(parts.values())
-        timeline = tuple((phase, round(value)) for phase, value in phases.items())
-        return StepMemory(peak, round(peak * 1.02), parts, timeline)
+        timeline = made_timeline(
+            *((phase, {**stays, "activations": round(more)}) for phase, (stays, more) in phases.items())
+        )
+        memory = memory_of(timeline)
+        return replace(memory, reserved=round(memory.allocated * 1.02))
 
     def _operations(self, run: RunConfig, samples: int, count: int) -> Iterator[Operations]:
         shares, axes = run.engine.shares(run.devices), run.engine.axes

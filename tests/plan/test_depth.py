@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,13 @@ from drivetrain.plan.catalogue import catalogue
 from drivetrain.plan.deep_trace import Tracer
 from drivetrain.plan.depth import DepthTrace, NotLinear, check_linear
 from drivetrain.plan.machines import cluster
-from drivetrain.plan.memory import Change, Levels
 from drivetrain.plan.run_time import time_of
-from drivetrain.plan.step_costs import PARTS, Messages, StepCosts, StepMemory
+from drivetrain.plan.step_costs import Messages, StepCosts, StepMemory
+from drivetrain.plan.timeline import PARTS, MemoryPart
 from drivetrain.plan.trace import step_costs
 from drivetrain.plan.trace_model import container_of_alike
 from drivetrain.training.assemble import read_workload
+from tests.plan.costs import of_activations
 from tests.plan.measured import LLAMA
 
 BLOCKS = 12
@@ -62,12 +62,10 @@ def both(run: RunConfig) -> tuple[StepCosts, StepCosts, list[str]]:
     return whole, tracer.step_costs(run, MACHINE.host, workload), [*tracer.notes]
 
 
-def highest(costs: StepCosts) -> dict[str, int]:
-    """Returns the most bytes of each phase."""
-    found: dict[str, int] = {}
-    for phase, size in costs.memory.timeline:
-        found[phase] = max(size, found.get(phase, 0))
-    return found
+def highest(costs: StepCosts) -> dict[str, dict[MemoryPart, int]]:
+    """Returns what is alive where each phase holds most."""
+    found = costs.memory.timeline.highest_of_phases()
+    return {phase: found.parts_at(moment) for moment, phase in enumerate(found.phases)}
 
 
 @pytest.mark.long
@@ -102,9 +100,8 @@ def test_where_the_costs_do_not_grow_evenly_all_blocks_are_traced(
     trace = deep_trace.step_trace
 
     def growing(*args: object) -> object:
-        costs, levels = trace(*args)  # type: ignore[arg-type]
-        more = args[-1] ** 2 * 10**6  # type: ignore[operator]
-        return costs, replace(levels, points=[(phase, size + more) for phase, size in levels.points])
+        costs, timeline = trace(*args)  # type: ignore[arg-type]
+        return costs, timeline.with_more("activations", args[-1] ** 2 * 10**6)  # type: ignore[operator]
 
     monkeypatch.setattr(deep_trace, "step_trace", growing)
     whole, found, notes = both(read(run_file, ["engine=single"]))
@@ -132,10 +129,9 @@ def test_a_bucket_more_now_and_then_says_nothing_where_buckets_are_large(bucket:
 
     def trace(depth: int) -> DepthTrace:
         sent = Messages("all_reduce", "dp", 8, 1, depth // 2, bucket * depth / 2)
-        memory = StepMemory(depth * bucket, depth * bucket, {"gradients": depth * bucket})
+        memory = StepMemory(depth * bucket, depth * bucket, {"activations": depth * bucket})
         costs = StepCosts(memory, (), (sent,), depth, None, "traced", 0.0)
-        change = Change(0, depth * bucket, "backward", 1)
-        return DepthTrace(depth, costs, Levels([("backward", depth * bucket)], [change], 0, {0: "gradients"}))
+        return DepthTrace(depth, costs, of_activations(("backward", depth * bucket)))
 
     if is_even:
         check_linear(trace(3), trace(4), trace(5), 32)

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from drivetrain.plan.derive import Cut, Derivation, cuts_to_trace
+from drivetrain.plan.memory import memory_of
 from drivetrain.plan.step_costs import Operations, StepCosts, StepMemory
+from tests.plan.costs import of_activations
 
 
 def step(cut: Cut) -> StepCosts:
@@ -39,9 +41,7 @@ def test_few_samples_give_as_many_shares_as_their_traces_tell_apart(samples: int
 def stage(fixed: int, each: int, cut: Cut) -> StepMemory:
     """The memory of a rank that holds `fixed` bytes in its update and `each` for a sample in its backward pass."""
     backward = [("backward", each * cut.size)] * min(2, cut.size)  # more calls, where there is more than one sample
-    levels = (*backward, ("optimizer", fixed))
-    size = max(level for _, level in levels)
-    return StepMemory(size, size, {"activations": size}, levels)
+    return memory_of(of_activations(*backward, ("optimizer", fixed)))
 
 
 def test_the_fullest_rank_of_a_pipeline_may_be_another_one_at_another_micro_batch() -> None:

@@ -168,9 +168,10 @@ def test_parts_add_up_to_the_peak_and_are_what_the_engine_holds(run_file: str) -
     held = [memory.parts[part] for part in ("parameters", "gradients", "optimizer")]
     counters = 4 * len(list(read_workload(run, training=True).build_model().parameters()))  # AdamW's steps
     assert held == [4 * parameters, 4 * parameters, 8 * parameters + counters]
-    phases = list(dict.fromkeys(phase for phase, _ in memory.timeline))
+    phases = list(dict.fromkeys(memory.timeline.phases))
     assert [phase for phase in phases if phase != "between"] == ["forward", "backward", "optimizer"]
-    assert max(held for _, held in memory.timeline) == memory.allocated
+    assert memory.timeline.allocated.max() == memory.allocated
+    assert memory.timeline.parts_at(memory.timeline.peak) == memory.parts
 
 
 def test_flops_and_collectives_are_counted(run_file: str) -> None:

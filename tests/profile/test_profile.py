@@ -77,6 +77,25 @@ def test_a_slow_data_set_is_found_and_more_workers_save_what_was_waited_for(run_
     assert not Path("runs").exists(), "nothing of the training is kept"
 
 
+def test_the_screen_the_page_and_the_json_show_memory_by_category_over_the_step(run_file: Path) -> None:
+    """Two layers of 64 x 64 and 64 x 2 with their biases: 4,290 parameters in fp32, and as many gradients."""
+    shown = CliRunner().invoke(app, ["profile", str(run_file), "--steps", "1"], env={"COLUMNS": "200"})
+    assert "memory by category" in shown.output
+    memory = json.loads(Path("profiles/run/profile.json").read_text())["planned_memory"]
+    over_step = memory["over_step"]
+    held = 4 * (64 * 64 + 64 + 64 * 2 + 2)
+    assert set(over_step["parts"]["parameters"]) == {held}
+    assert max(map(sum, zip(*over_step["parts"].values(), strict=True))) == memory["allocated_bytes"]
+    assert {"forward", "backward", "optimizer"} <= {*over_step["phases"]} == {*memory["phases"]}
+    assert memory["phases"]["optimizer"]["gradients"] == held
+    assert (
+        "activations" not in memory["phases"]["optimizer"] or memory["phases"]["forward"]["activations"] > 16 * 64 * 4
+    )
+    page = Path("profiles/run/profile.html").read_text()
+    assert "Memory by category" in page
+    assert '<path class="activations"' in page
+
+
 def test_two_ranks_show_what_they_exchange(run_file: Path) -> None:
     found = profiled(str(run_file), "engine=ddp", "processes=2", "--steps", "3", "-o", "here")
     assert len(found["ranks"]) == 2

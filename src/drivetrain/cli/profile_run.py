@@ -20,6 +20,7 @@ from drivetrain.plan.catalogue import catalogue
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.machines import this_machine
 from drivetrain.plan.rows import Row
+from drivetrain.plan.timeline import NOTHING, Timeline
 from drivetrain.profile.suggestions import Suggestion, suggestions
 
 WARMING = "a few that warm up"
@@ -55,24 +56,32 @@ class Profile:
         return max(range(len(ranks)), key=lambda rank: ranks[rank]["step"])
 
     @property
-    def timeline(self) -> Sequence[tuple[str, int]]:
-        """The planned bytes alive over a step, phase after phase; empty where it cannot be traced."""
-        return () if self.planned is None or self.planned.costs is None else self.planned.costs.memory.timeline
+    def timeline(self) -> Timeline:
+        """The planned memory over a step; empty where it cannot be traced."""
+        return NOTHING if self.planned is None or self.planned.costs is None else self.planned.costs.memory.timeline
 
     def as_object(self) -> dict[str, Any]:
         """Returns the profile as `--json` prints it and profile.json holds it."""
-        memory = None if self.planned is None or self.planned.costs is None else self.planned.costs.memory
         return {
             "engine": self.run.engine.label,
             "precision": self.run.precision,
             "ranks_number": self.run.world_size,
             "device": self.machine.device,
             **self.measured,
-            "planned_memory": None if memory is None else {"allocated_bytes": memory.allocated, "parts": memory.parts},
+            "planned_memory": self._planned_memory(),
             "suggestions": [each.as_object() for each in self.suggestions],
             "trials": [vars(each) for each in self.trials],
             "notes": self.notes,
         }
+
+    def _planned_memory(self) -> dict[str, Any] | None:
+        """Returns what is alive at the step's peak, where each part of the step holds most, and moment by moment."""
+        if self.planned is None or self.planned.costs is None:
+            return None
+        memory, highest = self.planned.costs.memory, self.timeline.highest_of_phases()
+        phases = {phase: highest.parts_at(moment) for moment, phase in enumerate(highest.phases)}
+        over_step = self.timeline.as_object()
+        return {"allocated_bytes": memory.allocated, "parts": memory.parts, "phases": phases, "over_step": over_step}
 
 
 def profile(

@@ -11,14 +11,14 @@ same. If it is not, the costs do not grow evenly with the depth, and the whole m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from drivetrain.plan.lines import on_line, totals
-from drivetrain.plan.memory import Levels, thinned
-from drivetrain.plan.step_costs import MemoryPart, StepCosts, StepMemory
+from drivetrain.plan.memory import memory_of
+from drivetrain.plan.step_costs import StepCosts, StepMemory
+from drivetrain.plan.timeline import Timeline, parts_on_line
 
 DEPTHS = (2, 3, 4, 5)  # blocks, of which the first three in a row are taken that lie on a line
 NEAR = 0.005  # of the predicted figure, by which the check may be off
@@ -34,25 +34,31 @@ class NotLinear(ValueError):
 
 @dataclass(frozen=True)
 class DepthTrace:
-    """The trace of one step with so many blocks."""
+    """The trace of one step with so many blocks. timeline: a moment for each change of memory."""
 
     depth: int
     costs: StepCosts
-    levels: Levels
+    timeline: Timeline
 
 
 @dataclass(frozen=True)
 class _Stretch:
-    """A stretch of one phase: the bytes alive before it, and after each of its changes."""
+    """A stretch of one phase. before: bytes of each part alive before it, [PARTS]; levels: after each of its changes,
+    [changes, PARTS]."""
 
     phase: str
-    start: int  # its place among the points
-    before: int
+    before: np.ndarray
     levels: np.ndarray
 
     @property
     def changes(self) -> np.ndarray:
-        return np.diff(self.levels, prepend=self.before)
+        """What each change adds to each part, [changes, PARTS]."""
+        return np.diff(self.levels, axis=0, prepend=self.before[np.newaxis])
+
+    @property
+    def highest(self) -> np.ndarray:
+        """The parts where most is alive, [PARTS]."""
+        return np.asarray(self.levels[self.levels.sum(axis=1).argmax()])
 
 
 def check_linear(lowest: DepthTrace, lower: DepthTrace, upper: DepthTrace, depth: int) -> None:
@@ -93,57 +99,39 @@ def extrapolated(lower: DepthTrace, upper: DepthTrace, depth: int) -> StepCosts:
 
 
 def _memory(lower: DepthTrace, upper: DepthTrace, depth: int) -> StepMemory:
-    first, second = _stretches(lower.levels), _stretches(upper.levels)
+    first, second = _stretches(lower.timeline), _stretches(upper.timeline)
     if [each.phase for each in first] != [each.phase for each in second]:
         raise NotLinear("the phases of its step")
-    times, share = depth - lower.depth, (depth - lower.depth) / (upper.depth - lower.depth)
-    step = upper.depth - lower.depth
-    points: list[tuple[str, int]] = []
-    peak = -1
-    for below, above in zip(first, second, strict=True):
-        levels, place = _deeper(below, above, times // step if times % step == 0 else 0, share)
-        if levels.size and (highest := int(levels.max())) > peak:
-            at = int(levels.argmax())
-            low, high = place(at)
-            peak, where = highest, (below.start + low, above.start + high)
-        points += [(below.phase, int(level)) for level in levels]
-    parts = _parts(lower.levels.parts_at(where[0]), upper.levels.parts_at(where[1]), share, peak)
-    return StepMemory(peak, peak, parts, thinned(points))
+    times, step = depth - lower.depth, upper.depth - lower.depth
+    repeats = times // step if times % step == 0 else 0
+    deeper = [_deeper(below, above, repeats, times / step) for below, above in zip(first, second, strict=True)]
+    phases = [each.phase for each, levels in zip(first, deeper, strict=True) for _ in levels]
+    return memory_of(Timeline(tuple(phases), np.concatenate(deeper)))
 
 
-def _stretches(levels: Levels) -> list[_Stretch]:
+def _stretches(timeline: Timeline) -> list[_Stretch]:
     """Returns the stretches of a step, one for each run of changes in the same phase."""
-    found: list[_Stretch] = []
-    start, points = 0, levels.points
-    for place in range(1, len(points) + 1):
-        if place == len(points) or points[place][0] != points[start][0]:
-            own = np.array([size for _, size in points[start:place]], dtype=np.int64)
-            before = points[start - 1][1] if start else int(own[0])
-            found.append(_Stretch(points[start][0], start, before, own))
-            start = place
-    return found
+    phases, parts = timeline.phases, timeline.parts
+    return [_Stretch(phases[start], parts[max(0, start - 1)], parts[start:end]) for start, end in timeline.stretches()]
 
 
-def _deeper(
-    below: _Stretch, above: _Stretch, repeats: int, share: float
-) -> tuple[np.ndarray, Callable[[int], tuple[int, int]]]:
-    """Returns the levels of a stretch at the depth asked for, and which change of each trace a place among them is
-    like. repeats: how often what the second has beside the first is repeated; 0 where it is not in whole blocks."""
-    before = _on_line(below.before, above.before, share)
+def _deeper(below: _Stretch, above: _Stretch, repeats: int, share: float) -> np.ndarray:
+    """Returns the levels of a stretch at the depth asked for, [changes, PARTS]. repeats: how often what the second has
+    beside the first is repeated; 0 where it is not in whole blocks."""
+    before = parts_on_line(below.before, above.before, share)
     one, two = below.changes, above.changes
     more = len(two) - len(one)
     if more > 0 and repeats > 0:
-        alike_in_front, alike_behind = _alike(one, two), _alike(one[::-1], two[::-1])
+        sizes = one.sum(axis=1), two.sum(axis=1)
+        alike_in_front, alike_behind = _alike(*sizes), _alike(*(each[::-1] for each in sizes))
         if alike_in_front + alike_behind >= len(one):
             # anywhere between the two, the same change follows a repeat and precedes it
             at = (len(one) - alike_behind + alike_in_front) // 2
-            own = np.tile(two[at : at + more], repeats)
-            levels = before + np.cumsum(np.concatenate([one[:at], own, one[at:]]))
-            return levels, lambda place: _like(place, len(levels), len(one), len(two))
-    if more == 0 and (one == two).all():
-        return before + np.cumsum(one), lambda place: (place, place)
-    low, high = int(below.levels.argmax()), int(above.levels.argmax())
-    return np.array([_on_line(int(below.levels[low]), int(above.levels[high]), share)]), lambda _: (low, high)
+            own = np.tile(two[at : at + more], (repeats, 1))
+            return np.asarray(before + np.concatenate([one[:at], own, one[at:]]).cumsum(axis=0))
+    if more == 0 and (one.sum(axis=1) == two.sum(axis=1)).all():
+        return np.asarray(before + one.cumsum(axis=0))
+    return parts_on_line(below.highest, above.highest, share)[np.newaxis]
 
 
 def _alike(one: np.ndarray, two: np.ndarray) -> int:
@@ -151,25 +139,6 @@ def _alike(one: np.ndarray, two: np.ndarray) -> int:
     shorter = min(len(one), len(two))
     differ = np.flatnonzero(one[:shorter] != two[:shorter])
     return int(differ[0]) if differ.size else shorter
-
-
-def _like(place: int, length: int, below: int, above: int) -> tuple[int, int]:
-    """Returns the changes that stand at the same distance from the nearer end of their stretch."""
-    behind = length - place
-    if place < behind:
-        return min(place, below - 1), min(place, above - 1)
-    return max(0, below - behind), max(0, above - behind)
-
-
-def _parts(
-    below: Mapping[MemoryPart, int], above: Mapping[MemoryPart, int], share: float, peak: int
-) -> dict[MemoryPart, int]:
-    names = dict.fromkeys([*below, *above])
-    parts = {name: max(0, _on_line(below.get(name, 0), above.get(name, 0), share)) for name in names}
-    rest = peak - sum(parts.values())
-    takes: MemoryPart = "temporaries" if parts.get("temporaries", 0) >= -rest else "activations"
-    parts[takes] = max(0, parts.get(takes, 0) + rest)
-    return parts
 
 
 def _on_line(first: int, second: int, share: float) -> int:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
 
-from drivetrain.plan.step_costs import MemoryPart, Messages, Operations, StepCosts, StepMemory
+from drivetrain.plan.step_costs import Messages, Operations, StepCosts, StepMemory
+from drivetrain.plan.timeline import NOTHING, PARTS, Timeline, parts_of, parts_on_line
 
 Key = tuple[str, ...]
 Item = TypeVar("Item", Operations, Messages)
@@ -112,7 +112,7 @@ class Derivation:
             allocated=memory.allocated + more,
             reserved=memory.reserved + more,
             parts={**memory.parts, "activations": memory.parts.get("activations", 0) + more},
-            timeline=tuple((phase, size + more) for phase, size in memory.timeline),
+            timeline=memory.timeline.with_more("activations", more),
             window=round(each * cut.samples),
         )
 
@@ -168,37 +168,19 @@ def between(below: StepMemory, above: StepMemory, share: float) -> StepMemory:
     Stretch by stretch where both timelines have the same; else by their phases; else on the chord, which convexity
     makes an upper bound between them.
     """
-    timeline: tuple[tuple[str, int], ...] = ()
-    allocated = _on_line(below.allocated, above.allocated, share)
-    whole = below.timeline, above.timeline
-    for one, two in (whole, tuple(map(_highest_of_phases, whole))):
-        if one and [phase for phase, _ in one] == [phase for phase, _ in two]:
-            timeline = tuple((phase, _on_line(a, b, share)) for (phase, a), (_, b) in zip(one, two, strict=True))
-            allocated = max(size for _, size in timeline)
-            break
     slack = _on_ratio(below.reserved / max(1, below.allocated), above.reserved / max(1, above.allocated), share)
-    parts = _parts(below, above, share, allocated)
+    whole = below.timeline, above.timeline
+    for one, two in (whole, tuple(each.highest_of_stretches() for each in whole)):
+        if one.phases and one.phases == two.phases:
+            timeline = Timeline(one.phases, parts_on_line(one.parts, two.parts, share))
+            parts = timeline.parts_at(timeline.peak)
+            break
+    else:
+        timeline = NOTHING
+        one_peak, other_peak = (np.array([each.parts.get(part, 0) for part in PARTS]) for each in (below, above))
+        parts = parts_of(parts_on_line(one_peak, other_peak, share))
+    allocated = sum(parts.values())
     return StepMemory(allocated, max(allocated, round(allocated * slack)), parts, timeline)
-
-
-def _highest_of_phases(timeline: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Returns the highest level of each phase in turn."""
-    runs = groupby(timeline, key=lambda point: point[0])
-    return tuple((phase, max(size for _, size in points)) for phase, points in runs)
-
-
-def _parts(below: StepMemory, above: StepMemory, share: float, allocated: int) -> dict[MemoryPart, int]:
-    """Returns each part on its line, the activations with what is left."""
-    names = dict.fromkeys([*below.parts, *above.parts])
-    parts = {name: _on_line(below.parts.get(name, 0), above.parts.get(name, 0), share) for name in names}
-    rest = allocated - sum(parts.values())
-    takes: MemoryPart = "activations" if rest > 0 or parts.get("activations", 0) >= -rest else "temporaries"
-    parts[takes] = max(0, parts.get(takes, 0) + rest)
-    return parts
-
-
-def _on_line(first: int, second: int, share: float) -> int:
-    return max(0, round(first + (second - first) * share))
 
 
 def _on_ratio(first: float, second: float, share: float) -> float:

@@ -8,21 +8,21 @@ forward; the engine's if a collective fills it or it is resized (FSDP's gathered
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 
 from drivetrain.measure.memory import TensorPeak
-from drivetrain.plan.step_costs import MemoryPart, StepMemory
+from drivetrain.plan.step_costs import StepMemory
+from drivetrain.plan.timeline import PARTS, MemoryPart, Timeline
 
 OUTSIDE = "between"  # the phase of what happens outside of the engine's timed parts
-POINTS = 240  # of a timeline
 REDUCE_SCATTERS = ("_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")  # outputs first, then inputs
 
 
@@ -34,28 +34,6 @@ class Change:
     size: int  # bytes from now on; 0: freed
     phase: str
     step: int
-
-
-@dataclass(frozen=True)
-class Levels:
-    """The memory of a step, change by change. points: (phase, bytes alive); changes: of earlier steps too, `before` of
-    them; roles: of storages."""
-
-    points: list[tuple[str, int]]
-    changes: list[Change]
-    before: int
-    roles: dict[int, MemoryPart]
-
-    def parts_at(self, place: int) -> dict[MemoryPart, int]:
-        """Returns what is alive after the change at a place among the points."""
-        alive: dict[int, int] = {}
-        for change in self.changes[: self.before + place + 1]:
-            alive[change.storage] = change.size
-        parts: Counter[MemoryPart] = Counter()
-        for number, size in alive.items():
-            if size:
-                parts[self.roles.get(number, "temporaries")] += size
-        return dict(parts)
 
 
 class MemoryRecord(TensorPeak):
@@ -99,27 +77,25 @@ class MemoryRecord(TensorPeak):
 
     def memory(self) -> StepMemory:
         """Returns the peak of the last step, without what an allocator holds beyond it."""
-        levels = self.levels()
-        peak = max(size for _, size in levels.points)
-        place = next(place for place, (_, size) in enumerate(levels.points) if size == peak)
-        return StepMemory(peak, peak, levels.parts_at(place), thinned(levels.points))
+        return memory_of(self.timeline())
 
-    def levels(self) -> Levels:
-        """Returns the bytes alive after each change of the last step."""
+    def timeline(self) -> Timeline:
+        """Returns what is alive after each change of the last step."""
+        places = {part: place for place, part in enumerate(PARTS)}
         alive: dict[int, int] = {}
-        total = 0
-        points: list[tuple[str, int]] = []
-        before = 0
-        for change in self.changes:
-            total += change.size - alive.get(change.storage, 0)
-            alive[change.storage] = change.size
-            if not change.size:
-                del alive[change.storage]
+        before = 0  # changes of earlier steps
+        phases: list[str] = []
+        more = np.zeros((len(self.changes), len(PARTS)), dtype=np.int64)
+        for number, change in enumerate(self.changes):
+            place = places[self._roles.get(change.storage, "temporaries")]
+            more[number, place] = change.size - alive.pop(change.storage, 0)
+            if change.size:
+                alive[change.storage] = change.size
             if change.step < self._step:
                 before += 1
             else:
-                points.append((change.phase, total))
-        return Levels(points, self.changes, before, self._roles)
+                phases.append(change.phase)
+        return Timeline(tuple(phases), more.cumsum(axis=0)[before:])
 
     def _counts(self, storage: torch.UntypedStorage) -> bool:
         return storage.device.type in ("meta", "cpu")
@@ -166,16 +142,8 @@ class MemoryRecord(TensorPeak):
         super()._forget(key)
 
 
-def thinned(points: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Returns at most POINTS or so: of each stretch of one phase the highest."""
-    each = math.ceil(len(points) / POINTS)
-    found: list[tuple[str, int]] = []
-    stretch: list[tuple[str, int]] = []
-    for point in points:
-        if stretch and (point[0] != stretch[0][0] or len(stretch) == each):
-            found.append(max(stretch, key=lambda one: one[1]))
-            stretch = []
-        stretch.append(point)
-    if stretch:
-        found.append(max(stretch, key=lambda one: one[1]))
-    return tuple(found)
+def memory_of(timeline: Timeline) -> StepMemory:
+    """Returns the peak of a step."""
+    parts = timeline.parts_at(timeline.peak)
+    peak = sum(parts.values())
+    return StepMemory(peak, peak, parts, timeline.thinned())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from markupsafe import Markup
@@ -14,6 +13,7 @@ from drivetrain.plan.page_chart import chart
 from drivetrain.plan.page_template import rendered
 from drivetrain.plan.questions import path_of
 from drivetrain.plan.rows import Plan
+from drivetrain.plan.timeline import NOTHING, Timeline
 from drivetrain.runtime.atomic_file import write_whole, writing
 from drivetrain.runtime.strict_json import dumps
 
@@ -59,5 +59,5 @@ def _model(plan: Plan) -> str:
     return "" if known is None else f"{counted(known.trained_parameters, 'trained parameter')}"
 
 
-def _timeline(plan: Plan) -> Sequence[tuple[str, int]]:
-    return () if plan.choice is None or plan.choice.costs is None else plan.choice.costs.memory.timeline
+def _timeline(plan: Plan) -> Timeline:
+    return NOTHING if plan.choice is None or plan.choice.costs is None else plan.choice.costs.memory.timeline

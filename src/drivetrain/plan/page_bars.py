@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+import numpy as np
+
 from drivetrain.plan.rows import WORDS, Row, gib
-from drivetrain.plan.step_costs import PARTS
+from drivetrain.plan.timeline import PARTS, Timeline
 
 WIDTH, NAMES, LINE = 960, 360, 30
 MOST_NAME = 50  # characters that NAMES has room for
@@ -15,10 +17,10 @@ STYLE = """
 .ink{fill:#1c2330}.soft{fill:#5b6575}.grid{stroke:#9aa5b8;stroke-dasharray:4 4}.limit{stroke:#b3261e;stroke-width:2}
 .parameters{fill:#3567b5}.gradients{fill:#d9822b}.optimizer{fill:#7a4fb3}.activations{fill:#2f8f5b}.buffers{fill:#8a8f99}
 .engine{fill:#c2517f}.temporaries{fill:#4aa8b8}.unseen{fill:none;stroke:#8a8f99;stroke-dasharray:3 3}
-.line{fill:none;stroke:#3567b5;stroke-width:1.8}text{font:13px system-ui,sans-serif}.name{font-size:12px}
+text{font:13px system-ui,sans-serif}.name{font-size:12px}
 @media (prefers-color-scheme: dark){.ink{fill:#e8ecf4}.soft{fill:#a7b1c2}.grid{stroke:#5b687c}.limit{stroke:#ff8a80}
 .parameters{fill:#7aa5ef}.gradients{fill:#f0a75c}.optimizer{fill:#b48ff0}.activations{fill:#6cc795}.engine{fill:#ea86b0}
-.temporaries{fill:#7fd3e0}.line{stroke:#7aa5ef}}
+.temporaries{fill:#7fd3e0}}
 """
 
 
@@ -66,22 +68,40 @@ def _bar(row: Row, y: float, scale: float) -> list[str]:
     return found
 
 
-def memory_over_a_step(points: Sequence[tuple[str, int]]) -> str:
-    """Returns a curve of a trace's points: the phase of the step, and the bytes alive. Empty without points."""
-    if len(points) < 2:
+def memory_over_a_step(timeline: Timeline) -> str:
+    """Returns the parts of memory one upon another, moment after moment. Empty without moments."""
+    if len(timeline.phases) < 2:
         return ""
-    height, top, left = 200.0, 20.0, 80.0
-    highest = max(size for _, size in points)
-    across = (WIDTH - left - 20) / (len(points) - 1)
-    places = [(left + across * n, top + height * (1 - size / highest)) for n, (_, size) in enumerate(points)]
-    line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    body = [f'<path class="line" d="{line}"/>']
+    height, top, left = 200.0, 60.0, 80.0
+    allocated, peak = timeline.allocated, timeline.peak
+    highest = max(1, int(allocated[peak]))
+    across = (WIDTH - left - 20) / (len(timeline.phases) - 1)
+    xs = [left + across * moment for moment in range(len(timeline.phases))]
+    body, below = [_legend()], np.zeros(len(xs))
+    for part, sizes in zip(PARTS, timeline.parts.T, strict=True):
+        if sizes.any():
+            above = below + sizes
+            edges = [top + height * (1 - each / highest) for each in (above, below)]
+            title = f"<title>{WORDS.get(part, part)}: at most {gib(int(sizes.max()))}</title>"
+            body.append(f'<path class="{part}" d="{_area(xs, *edges)}">{title}</path>')
+            below = above
     for share in (0.0, 0.5, 1.0):
         y = top + height * (1 - share)
         body.append(f'<path class="grid" d="M{left} {y}H{WIDTH - 20}"/>')
         body.append(f'<text class="soft" x="0" y="{y + 4}">{gib(highest * share)}</text>')
-    body += _phases([phase for phase, _ in points], left, across, top + height)
-    return _svg("".join(body), WIDTH, top + height + 40, "Memory over a step")
+    body.append(f'<path class="limit" d="M{xs[peak]:.1f} {top - 12}v12"/>')
+    side = "end" if xs[peak] > WIDTH / 2 else "start"
+    where = xs[peak] + (-6 if side == "end" else 6)
+    body.append(f'<text class="ink" x="{where:.1f}" y="{top - 4}" text-anchor="{side}">peak</text>')
+    body += _phases(timeline.phases, left, across, top + height)
+    return _svg("".join(body), WIDTH, top + height + 40, "Memory over a step, by what it is made of")
+
+
+def _area(xs: Sequence[float], upper: np.ndarray, lower: np.ndarray) -> str:
+    """Returns the outline of what lies between two edges."""
+    there = [f"{x:.1f} {y:.1f}" for x, y in zip(xs, upper, strict=True)]
+    back = [f"{x:.1f} {y:.1f}" for x, y in zip(xs, lower, strict=True)]
+    return "M" + "L".join([*there, *reversed(back)]) + "Z"
 
 
 def _phases(phases: Sequence[str], left: float, across: float, bottom: float) -> list[str]:

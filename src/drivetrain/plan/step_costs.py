@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
+
+from drivetrain.plan.timeline import NOTHING, MemoryPart, Timeline
 
 OperationKind = Literal["matmul", "attention", "convolution", "memory", "random", "optimizer", "host"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
-MemoryPart = Literal["parameters", "gradients", "optimizer", "activations", "buffers", "engine", "temporaries"]
-PARTS: tuple[MemoryPart, ...] = get_args(MemoryPart)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class StepMemory:
     allocated: int  # tensors alive at once
     reserved: int  # what the allocator holds for them; a trace knows no more than `allocated` (room.with_held)
     parts: Mapping[MemoryPart, int]  # what is alive at the peak; its sum is `allocated`
-    timeline: tuple[tuple[str, int], ...] = ()  # (phase, bytes alive) through the second step, in order
+    timeline: Timeline = NOTHING  # through the second step
     window: int = 0  # of the step's own samples, which are there from its beginning to its end
 
 

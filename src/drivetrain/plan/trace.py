@@ -30,8 +30,9 @@ from drivetrain.models.planned_device import planned_for
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.plan import cuda_functions, trace_answers, trace_model
 from drivetrain.plan.lines import on_line
-from drivetrain.plan.memory import Levels, MemoryRecord
+from drivetrain.plan.memory import MemoryRecord
 from drivetrain.plan.step_costs import StepCosts
+from drivetrain.plan.timeline import Timeline
 from drivetrain.plan.trace_batches import fullest_window, without_numbers
 from drivetrain.plan.trace_model import CachedFakeMode, built_fake
 from drivetrain.plan.trace_operations import OperationRecord
@@ -61,7 +62,7 @@ def step_costs(run: RunConfig, machine: Machine, workload: Workload, rank: int =
 
 def step_trace(
     run: RunConfig, machine: Machine, workload: Workload, rank: int = 0, blocks: int | None = None
-) -> tuple[StepCosts, Levels]:
+) -> tuple[StepCosts, Timeline]:
     """Returns the costs of one step on one rank, and the memory through the step. Raises Untraceable, and what the
     engine raises at set-up.
 
@@ -90,7 +91,7 @@ def _why(error: BaseException) -> str:
 
 def _traced(
     run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int | None
-) -> tuple[StepCosts, Levels]:
+) -> tuple[StepCosts, Timeline]:
     on_cpu = replace(machine, device="cpu")  # fake tensors of a device that torch was not built for end the process
     mode = CachedFakeMode(like_cpu=machine.device == "cpu", allow_non_fake_inputs=True)
     record = Record(machine, _axis_of_all(run))
@@ -114,7 +115,7 @@ def _traced(
             window = fullest_window(run, machine, workload, engine)
         batches = without_numbers(window.micro_batches, mode)
         costs = record.of_two_steps(engine, batches, "traced", in_flight=run.engine.stages > 1)
-        return costs, record.memory.levels()
+        return costs, record.memory.timeline()
 
 
 def measured_step_costs(run: RunConfig, machine: Machine, workload: Workload) -> StepCosts:

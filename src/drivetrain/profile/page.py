@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from markupsafe import Markup
 
 from drivetrain.plan.page_bars import memory_over_a_step
 from drivetrain.plan.page_template import rendered
+from drivetrain.plan.timeline import Timeline
 from drivetrain.profile.sections import NAMES, milliseconds, sections, shown_parts
 from drivetrain.runtime.atomic_file import write_whole, writing
 from drivetrain.runtime.strict_json import dumps
@@ -20,17 +20,17 @@ COLOURS = ("#3567b5", "#d9822b", "#2f8f5b", "#7a4fb3", "#4aa8b8", "#c2517f")
 BETWEEN = "#8a8f99"
 
 
-def write_page(profile: dict[str, Any], timeline: Sequence[tuple[str, int]], folder: Path, name: str) -> None:
+def write_page(profile: dict[str, Any], timeline: Timeline, folder: Path, name: str) -> None:
     """Writes profile.html and profile.json. Raises RunError if there is no room.
 
-    profile: as --json prints it. timeline: planned bytes alive over a step, phase after phase; may be empty.
+    profile: as --json prints it. timeline: planned memory over a step; may be empty.
     """
     with writing(folder):
         write_whole(folder / "profile.html", as_html(profile, timeline, name))
         write_whole(folder / "profile.json", dumps(profile, indent=2) + "\n")
 
 
-def as_html(profile: dict[str, Any], timeline: Sequence[tuple[str, int]], name: str) -> str:
+def as_html(profile: dict[str, Any], timeline: Timeline, name: str) -> str:
     """Returns the page."""
     first, *others = sections(profile)
     return rendered(

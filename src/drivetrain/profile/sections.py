@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drivetrain.plan.rows import WORDS, gib
+from drivetrain.plan.timeline import PARTS, MemoryPart
 from drivetrain.profile.breakdown import NO_MODULE
 
 MILLISECOND = 1e-3
@@ -18,6 +20,7 @@ NAMES = {  # of the loop's parts
     "optimizer": "optimizer's update",
     "statistics": "statistics of the batch",
     "samples": "samples for the eye",
+    "between": "between the parts",
 }
 
 
@@ -38,6 +41,8 @@ def sections(profile: dict[str, Any]) -> Iterator[Section]:
     yield _parts(profile["ranks"])
     yield _modules(slowest)
     yield _operators(slowest)
+    if profile["planned_memory"] is not None:
+        yield _memory(profile["planned_memory"]["phases"])
     if profile["suggestions"]:
         yield _suggestions(profile)
 
@@ -60,7 +65,7 @@ def _parts(ranks: list[dict[str, Any]]) -> Section:
     slowest = max(ranks, key=lambda rank: rank["step"])
     rows = [_row(NAMES.get(name, name), [rank["parts"].get(name, 0.0) for rank in ranks], slowest) for name in names]
     outside = [rank["step"] - sum(rank["parts"].values()) for rank in ranks]
-    rows.append(_row("between the parts", outside, slowest))
+    rows.append(_row(NAMES["between"], outside, slowest))
     for title, key in (
         ("computing", "computing"),
         ("exchanging", "exchange"),
@@ -111,6 +116,18 @@ def _operators(rank: dict[str, Any]) -> Section:
     ]
     title = "by kernel of the GPU" if rank["on_gpu"] else "by operator"
     return Section(title, "Without what an operator calls.", ("name", "time", "calls", "share"), rows)
+
+
+def _memory(phases: dict[str, dict[MemoryPart, int]]) -> Section:
+    """phases: what is alive where each part of the step holds most."""
+    shown = [part for part in PARTS if any(part in parts for parts in phases.values())]
+    columns = ("part of the step", "memory", *(WORDS.get(part, part) for part in shown))
+    rows = []
+    for phase, parts in phases.items():
+        sizes = (gib(parts[part]) if part in parts else "" for part in shown)
+        rows.append((NAMES.get(phase, phase), gib(sum(parts.values())), *sizes))
+    explained = "Tensors alive where each part of the step holds most, on the fullest rank: planned, not measured."
+    return Section("memory by category", explained, columns, rows)
 
 
 def _suggestions(profile: dict[str, Any]) -> Section:
