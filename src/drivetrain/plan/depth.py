@@ -52,7 +52,7 @@ class _Stretch:
 
     @property
     def changes(self) -> np.ndarray:
-        """What each change adds to each part, [changes, PARTS]."""
+        """Bytes that each change adds to each part, [changes, PARTS]."""
         return np.diff(self.levels, axis=0, prepend=self.before[np.newaxis])
 
     @property
