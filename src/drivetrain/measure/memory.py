@@ -12,9 +12,8 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_iter
 
-from drivetrain.measure.observer import Observer
+from drivetrain.measure.observer import Observer, tensors_in
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -122,9 +121,8 @@ class TensorPeak(Observer):
 
     def _observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         del func, args, kwargs
-        for value in tree_iter(result):
-            if isinstance(value, Tensor):
-                self._see(value)
+        for tensor in tensors_in(result):
+            self._see(tensor)
 
     def _counts(self, storage: torch.UntypedStorage) -> bool:
         return storage.device.type == self._kind  # a fake tensor's, with which DTensor works out shapes, is meta

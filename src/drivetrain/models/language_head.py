@@ -218,6 +218,9 @@ def vocabulary_of(head: nn.Module) -> int:
     return int(weight.shape[0]) if isinstance(weight, Tensor) and weight.ndim == 2 else 0
 
 
+_HANDS_ON: dict[tuple[Any, ...], bool] = {}  # by model, without its weights: what `_hands_on` found
+
+
 def _why_not_fused(model: nn.Module, head: nn.Module) -> str | None:
     """Returns None if the model passes its head's output on unchanged, which a forward pass without numbers shows; else
     the reason."""
@@ -225,12 +228,14 @@ def _why_not_fused(model: nn.Module, head: nn.Module) -> str | None:
     if type(head) is not nn.Linear:
         what = "has an adapter" if hasattr(head, "base_layer") else f"is a {type(head).__name__}, no plain linear layer"
         return f"the head of {name} {what}: its logits are computed"
+    like = type(model), repr(model), str(getattr(model, "config", ""))
     try:
-        untouched = _hands_on(model, head)
+        if like not in _HANDS_ON:  # a plan builds the same model a hundred times
+            _HANDS_ON[like] = _hands_on(model, head)
     except Exception as error:  # whatever a model does that cannot be done without numbers
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         return f"whether {name} changes its logits cannot be seen: {reason}"
-    return None if untouched else f"{name} changes its logits after its head (scaling, softcapping)"
+    return None if _HANDS_ON[like] else f"{name} changes its logits after its head (scaling, softcapping)"
 
 
 def _hands_on(model: nn.Module, head: nn.Module) -> bool:

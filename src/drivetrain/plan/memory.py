@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_iter
 
 from drivetrain.measure.memory import TensorPeak
+from drivetrain.measure.observer import tensors_in
 from drivetrain.plan.step_costs import StepMemory
 from drivetrain.plan.timeline import PARTS, MemoryPart, Timeline
 
@@ -105,10 +105,9 @@ class MemoryRecord(TensorPeak):
             self._forget(args[0].untyped_storage()._cdata)
         super()._observe(func, args, kwargs, result)
         if self._gloo and func.namespace == "c10d" and func._opname in REDUCE_SCATTERS:
-            self._copy(value for value in tree_iter(args[1]) if isinstance(value, Tensor))
+            self._copy(tensors_in(args[1]))
         if func.namespace == "c10d" and "allreduce" not in func._opname:
-            filled = [value for value in tree_iter((args, kwargs)) if isinstance(value, Tensor)]
-            for tensor in filled:
+            for tensor in tensors_in((args, kwargs)):
                 number = self._numbers.get(tensor.untyped_storage()._cdata)
                 if number is not None:
                     self._roles.setdefault(number, "engine")

@@ -28,13 +28,14 @@ from drivetrain.errors import RunError, UserError
 from drivetrain.measure import flops, observer
 from drivetrain.models.planned_device import planned_for
 from drivetrain.numerics.torch_precision import arithmetic
-from drivetrain.plan import cuda_functions, trace_answers, trace_model
+from drivetrain.plan import cuda_functions, fake_mode, trace_answers, trace_model
+from drivetrain.plan.fake_mode import QuickFakeMode
 from drivetrain.plan.lines import on_line
 from drivetrain.plan.memory import MemoryRecord
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.plan.timeline import Timeline
 from drivetrain.plan.trace_batches import fullest_window, without_numbers
-from drivetrain.plan.trace_model import CachedFakeMode, built_fake
+from drivetrain.plan.trace_model import built_fake
 from drivetrain.plan.trace_operations import OperationRecord
 from drivetrain.plan.trace_ranks import fake_ranks
 from drivetrain.training.assemble import assemble_around
@@ -45,7 +46,7 @@ DECIDES = (DataDependentOutputException, DynamicOutputShapeException)  # a numbe
 # files that stand between a model and torch while it is traced
 OURS = (
     *(__file__, observer.__file__, flops.__file__, trace_answers.__file__, trace_model.__file__),
-    cuda_functions.__file__,
+    *(cuda_functions.__file__, fake_mode.__file__),
 )
 FEW, STAND_INS = 5, 3  # micro-batches of a step that are all traced; those that stand for more
 CUDA_GRANULARITY = 512  # bytes; c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize
@@ -93,7 +94,7 @@ def _traced(
     run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int | None
 ) -> tuple[StepCosts, Timeline]:
     on_cpu = replace(machine, device="cpu")  # fake tensors of a device that torch was not built for end the process
-    mode = CachedFakeMode(like_cpu=machine.device == "cpu", allow_non_fake_inputs=True)
+    mode = QuickFakeMode(like_cpu=machine.device == "cpu", allow_non_fake_inputs=True)
     record = Record(machine, _axis_of_all(run))
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())

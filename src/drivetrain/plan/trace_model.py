@@ -8,59 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from drivetrain.memory.recompute import repeated_blocks
-from drivetrain.plan.trace_answers import answer_to_library
 from drivetrain.workloads.base import Workload
-
-BATCH_NORM = torch.ops.aten.native_batch_norm.default
-_RESIZE = torch.UntypedStorage.resize_  # itself: while memory is recorded, another function stands in its place
-
-
-class CachedFakeMode(FakeTensorMode):
-    """Puts storages back to their size after views of them that come from the cache of FakeTensorMode.
-
-    Such a view is made by `set_`, which enlarges a storage that is too small: one that FSDP has freed, for example.
-    """
-
-    def __init__(self, like_cpu: bool = False, **given: Any) -> None:
-        """like_cpu: whether results lie in memory as a CPU's kernels have them, where that is not as others do."""
-        super().__init__(**given)
-        self._like_cpu = like_cpu
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answers libraries that look at their own numbers (trace_answers.py), and does the rest as its base does."""
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].constant is None:
-            answer = answer_to_library(args[0].dtype)
-            if answer is not None:
-                return answer
-        result: Any = super().dispatch(func, types, args, kwargs or {})
-        if self._like_cpu and func is BATCH_NORM and args[0].is_contiguous() and result[0].ndim == 4:
-            # of maps of 1 x 1, whose layout is both, a CPU's kernel returns the usual one; PyTorch's rule for tensors
-            # without numbers says channels-last
-            size = [*result[0].shape]
-            strides = [size[1] * size[2] * size[3], size[2] * size[3], size[3], 1]
-            own = super().dispatch(torch.ops.aten.as_strided.default, types, (result[0], size, strides), {})
-            return own, *result[1:]
-        return result
-
-    def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if not (isinstance(func, OpOverload) and func.is_view and args and isinstance(args[0], Tensor)):
-            return super()._cached_dispatch_impl(func, types, args, kwargs)
-        storage = args[0].untyped_storage()
-        if not storage.resizable():  # of numbers that numpy holds: `set_` fails on it, whatever the size
-            return self._dispatch_impl(func, types, args, kwargs)
-        size = storage.nbytes()
-        result = super()._cached_dispatch_impl(func, types, args, kwargs)
-        if storage.nbytes() != size:
-            _RESIZE(storage, size)
-        return result
 
 
 @contextmanager

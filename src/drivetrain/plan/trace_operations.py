@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_iter
 
 from drivetrain.measure.flops import FlopCount, formula_of
+from drivetrain.measure.observer import tensors_in
 from drivetrain.measure.traffic import GIVEN, KINDS, group_of
 from drivetrain.models.planned_device import times
 from drivetrain.plan.step_costs import Collective, Messages, OperationKind, Operations
@@ -57,8 +57,8 @@ class OperationRecord(FlopCount):
             return
         if func.namespace in ("prim", "prims") or _is_view(func):
             return
-        given = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
-        made = [t for t in tree_iter(result) if isinstance(t, Tensor)]
+        given = [*tensors_in((args, kwargs))]
+        made = [*tensors_in(result)]
         if any(t.is_meta for t in (*given, *made)):  # the host's, of a planned GPU (memory/offload.py)
             if func is torch.ops.aten.copy_.default:
                 self._add("host", given[0], 0.0, float(given[0].nbytes))
@@ -84,7 +84,7 @@ class OperationRecord(FlopCount):
         if kind is None:
             return
         group = group_of(named)
-        given = [t for name in GIVEN for t in tree_iter(named.get(name)) if isinstance(t, Tensor)]
+        given = [tensor for name in GIVEN for tensor in tensors_in(named.get(name))]
         whole = float(sum(t.numel() * t.element_size() for t in given))
         if kind == "all_gather":
             whole *= group.size()  # the result, of which each rank gives a part

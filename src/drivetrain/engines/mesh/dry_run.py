@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
 NEAR = {"float32": (1e-4, 1e-3), "float16": (1e-2, 0.05), "bfloat16": (3e-2, 0.2)}
 SMALL, TINY = 0.1, 1e-30  # a loss near 0 is a difference of larger numbers, and as far off as they
 LEAST = 1e-3  # of the largest gradient: what is smaller counts as so large (a key's bias has none but rounding)
+
+# of traced models, which a plan builds anew for each trace, by their layers and the precision
+_ANATOMIES: WeakKeyDictionary[Workload, dict[tuple[str, Precision], Anatomy]] = WeakKeyDictionary()
 
 Watched = tuple[float, dict[str, Tensor], Statistics]  # loss, sketches of gradients, statistics
 
@@ -160,7 +164,13 @@ class Trial:
         """Discovers blocks from passes of two samples and of three, computed like the run but without dropout."""
 
         model.eval()
-        return self._ranks.on_first(lambda: self._dissected(model))
+        if not self._is_traced:
+            return self._ranks.on_first(lambda: self._dissected(model))
+        known = _ANATOMIES.setdefault(self._workload, {})
+        like = repr(model), self._precision
+        if like not in known:
+            known[like] = self._dissected(model)
+        return known[like]
 
     def _dissected(self, model: nn.Module) -> Anatomy:
         def forward(model: nn.Module, batch: Batch) -> Tensor:
