@@ -49,6 +49,13 @@ def _check_here(run: RunConfig, machine: Machine, knows_engine: bool = True) -> 
     return [problem for rule in of_the_machine for problem in rule(run, machine)]
 
 
+def judged_anywhere(run: RunConfig, found: Sequence[Problem]) -> list[Problem]:
+    """Returns the problems of a run on any machine, at most one a field. found: those of its file."""
+    reported = {problem.field for problem in found}
+    others = check_anywhere(run, ENGINE not in reported)
+    return [*found, *(problem for problem in others if problem.field not in reported)]
+
+
 def judged(run: RunConfig, found: Sequence[Problem], machine: Machine) -> tuple[RunConfig, list[Problem]]:
     """Returns the run with its open fields filled in for this machine, and all problems, at most one a field."""
     reported = {problem.field for problem in found}  # a field that was taken out is not reported missing too
