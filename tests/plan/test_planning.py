@@ -177,3 +177,17 @@ def test_an_unknown_machine_is_reported_with_the_problems_of_the_run(
         assert "did you mean H100-80GB" in refused.value.problems[-1].fix
     with pytest.raises(UserError, match=r"none.yaml: there is no such file(.|\n)*no device of the catalogue"):
         planning.planned(Path("none.yaml"), [], "8xH1000-80GB")
+
+
+def test_a_plan_says_which_way_it_looks_at_and_how_many_traces_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    told: list[str] = []
+    arguments = ["engine=single,ddp", "processes=1", "micro_batch_size=2"]
+    planning.planned(Path("run.yaml"), arguments, "this machine", say=told.append)
+    assert told == [
+        f"trace {number}, of engine={engine} precision=fp32 micro_batch_size=2"
+        for number, engine in enumerate(("single", "ddp"), start=1)
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,19 +37,21 @@ def planned(
     devices: Path | None = None,
     price: float | None = None,
     trust: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> Plan:
     """Returns the plan of a run file.
 
     arguments: overrides, and axes as `compare` takes them: with an axis each combination is planned as it stands,
     without one the best way is searched. Where the machine's speed is not known, the run is planned as it stands too,
     without times. machine: as `machines.cluster` takes it. devices: a YAML with devices of the user's own.
+    say: takes the way that is looked at, in words, and the number of its trace.
     """
     try:
         there = cluster(machine, catalogue(devices))
     except UserError as error:  # what is wrong with the run shows without a machine
         raise UserError([*_problems_anywhere(run_file, arguments), *error.problems]) from None
     with tracing_processes() as processes:
-        return _planned(run_file, arguments, Traced(there, processes), price, trust)
+        return _planned(run_file, arguments, Traced(there, processes, say), price, trust)
 
 
 def _problems_anywhere(run_file: Path, arguments: Sequence[str]) -> list[Problem]:
