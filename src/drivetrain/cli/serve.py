@@ -126,11 +126,14 @@ def _refuse_absent(place: Path, checkpoint: str, adapters: Mapping[str, Path]) -
     """Raises UserError for places that are not there, before what takes seconds is imported."""
     from drivetrain.runtime.model_places import refuse_absent_model, refuse_absent_source
 
-    calls: list[Callable[[], None]] = []
+    calls: list[Callable[[], None]] = [
+        functools.partial(refuse_absent_model, str(each), "--adapter")
+        for each in adapters.values()
+        if store_address(each) is None
+    ]
     if store_address(place) is None:
-        calls.append(lambda: refuse_absent_source(str(place), checkpoint))
-    named = [str(each) for each in adapters.values() if store_address(each) is None]
-    together([*calls, *(functools.partial(refuse_absent_model, each, "--adapter") for each in named)])
+        calls.insert(0, functools.partial(refuse_absent_source, str(place), checkpoint))
+    together(calls)
 
 
 def adapters_of(given: Sequence[str]) -> dict[str, Path]:
