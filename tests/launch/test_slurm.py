@@ -302,6 +302,9 @@ def test_the_script_has_the_limit_converted_and_wrong_amounts_are_refused_togeth
     code, script, reported = drivetrain(*given, "--time", "1d12h")
     assert code == 0, reported
     assert "#SBATCH --time=1-12:00:00\n" in script
+    code, script, reported = drivetrain(*given, "--time", "12")
+    assert "#SBATCH --time=12\n" in script
+    assert "--time 12 is 12 minutes, as Slurm counts: 12h is hours" in reported
     code, script, reported = drivetrain(*given, "--time", "1,5h", "--memory", "much", "--mount", "/a:/b")
     assert (code, script) == (2, "")
     for words in ("--time: '1,5h' is no time limit", "--memory: 'much'", "--mount: was given without --image"):

@@ -61,6 +61,8 @@ def predict(
     if result.of_first and to is not None and llama_factory is not None:
         from drivetrain.inference.llama_factory_files import write_files
 
-        write_files(to, llama_factory, ready.run, time.monotonic() - begun)
+        results = write_files(to, llama_factory, ready.run, time.monotonic() - begun)
+        if "predict_bleu-4" not in results:
+            errors.print("[yellow]note[/] no row has a reference to compare with: there are no scores", soft_wrap=True)
     if result.of_first and to is not None:
         errors.print(f"{result.value:,} prediction{'s' * (result.value != 1)} in {escape(str(to))}", soft_wrap=True)

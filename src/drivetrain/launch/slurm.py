@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from drivetrain.config.run import RunConfig
-from drivetrain.errors import Problem, UserError, problem, together
+from drivetrain.errors import Problem, UserError, counted, problem, together
 from drivetrain.launch.slurm_time import slurm_time
 
 PORT = 29500
@@ -33,11 +33,18 @@ class Allocation:
 
     @property
     def notices(self) -> list[str]:
-        """Returns what Slurm does where an option was left out."""
-        if self.cpus is not None:
-            return []
-        why = "--cpus was left out: Slurm may give a node's ranks a single core, which they share with their loaders"
-        return [f"{why}; give the cores of a node, as in --cpus 64"]
+        """Returns what Slurm does where an option was left out, or may mean something else than was meant."""
+        found = []
+        if self.time.strip().isdecimal() and int(self.time):
+            found.append(
+                f"--time {self.time} is {counted(int(self.time), 'minute')}, as Slurm counts: {self.time}h is hours"
+            )
+        if self.cpus is None:
+            why = (
+                "--cpus was left out: Slurm may give a node's ranks a single core, which they share with their loaders"
+            )
+            found.append(f"{why}; give the cores of a node, as in --cpus 64")
+        return found
 
 
 def sbatch_script(run_file: Path, overrides: Sequence[str], run: RunConfig, allocation: Allocation) -> str:
