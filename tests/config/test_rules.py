@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from dataclasses import replace
@@ -87,6 +88,21 @@ REFUSED = {
     ),
     "tf32 on a CPU": ({"precision": "tf32"}, "precision", "exists on cuda only and this is a CPU"),
 }
+
+
+@pytest.mark.parametrize("given", [{"name": "fspd", "hybrid": 3}, "fspd", "nothing-like-it"])
+def test_an_engine_that_is_not_known_is_the_only_problem_of_a_run_that_needs_one(given: Any) -> None:
+    """No rule, and no remark, is on the engine that stands in for it; others are reported beside it."""
+    raw = {"workload": DIGITS, "batch_size": 8, "loop": {"steps": 10}, "nodes": 2, "processes": 4, "engine": given}
+    run, problems = validate(copy.deepcopy(raw), [])
+    assert run is not None
+    judged, found = rules.judged(run, problems, CPU)
+    assert [each.field for each in found] == ["engine"]
+    assert ("did you mean fsdp?" in found[0].fix) == (given != "nothing-like-it")
+    assert notices(judged, CPU, found) == []
+    run, problems = validate({**raw, "optimizer": {"name": "bnb-paged-adamw8bit"}, "loop": {}}, [])
+    assert run is not None
+    assert {each.field for each in rules.judged(run, problems, CPU)[1]} >= {"engine", "loop", "optimizer.name"}
 
 
 @pytest.mark.parametrize("case", REFUSED)

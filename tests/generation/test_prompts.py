@@ -212,6 +212,47 @@ def test_predictions_that_broke_off_go_on(drivetrain: Run, tmp_path: Path, monke
     assert Path("cut.jsonl").read_text() == Path("whole.jsonl").read_text()
 
 
+def test_a_file_of_prompts_alone_is_answered_as_stdin_is_and_goes_on_after_a_kill(
+    drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the run file asks for no answers."""
+    monkeypatch.chdir(tmp_path)
+    run_file()
+    trained(drivetrain, "out", "workload.generate=null")
+    given = ("predict", "run.yaml", "output=out", "workload.generate=null", "--checkpoint", "last")
+    texts = [f"say {number}" for number in range(20)]
+    Path("p.txt").write_text("\n\n".join(texts))
+    typed = [
+        json.loads(line)
+        for line in drivetrain(*given, *(part for each in texts for part in ("--text", each)))[1].splitlines()
+    ]
+    given = (*given, "evaluation.batch_size=1", "--data", "p.txt", "--output")
+    code, _, told = drivetrain(*given, "whole.jsonl")
+    assert code == 0, told
+    rows = [json.loads(line) for line in Path("whole.jsonl").read_text().splitlines()]
+    assert [row.pop("sample") for row in rows] == [f"p.txt line {2 * number + 1}" for number in range(20)]
+    for row, expected in zip(rows, typed, strict=True):
+        assert row.pop("logprob") == pytest.approx(expected.pop("logprob"), abs=1e-3)
+        assert row == {name: value for name, value in expected.items() if name != "sample"}
+    answered: list[int] = []
+    real = Answering.dealt
+
+    def dealt(self: Answering, prompts: Any, top_logprobs: int | None = None) -> Any:
+        if answered and breaks:
+            raise RuntimeError("the power went out")
+        answered.extend(prompts)
+        return real(self, prompts, top_logprobs)
+
+    monkeypatch.setattr(Answering, "dealt", dealt)
+    breaks = True
+    with pytest.raises(RuntimeError, match="the power went out"):
+        drivetrain(*given, "cut.jsonl")
+    breaks = False
+    assert drivetrain(*given, "cut.jsonl")[0] == 0
+    assert answered == list(range(20)), "each once"
+    assert Path("cut.jsonl").read_text() == Path("whole.jsonl").read_text()
+
+
 @pytest.mark.parametrize(
     ("given", "field", "why"),
     [

@@ -60,6 +60,12 @@ def test_predict_leaves_its_files_beside_the_rows(
     scores = similarity([r["answer"] for r in rows], [r["reference"] for r in rows])
     assert {name: results[f"predict_{name}"] for name in scores} == scores
     assert results["predict_samples_per_second"] == pytest.approx(32 / results["predict_runtime"], rel=1e-2)
+    assert "no row has a reference" not in err
+    Path("p.txt").write_text("say 1\nsay 2\n")
+    code, _, err = drivetrain("predict", "out", "--data", "p.txt", "--llama-factory", "prompts")
+    assert code == 0, err
+    assert "note no row has a reference to compare with: there are no scores" in err
+    assert not any("bleu" in name for name in json.loads(Path("prompts/predict_results.json").read_text()))
     code, _, err = drivetrain("predict", "out", "workload.generate=null", "--llama-factory", "elsewhere", "-o", "p.csv")
     assert code == 2
     told = " ".join(err.split())

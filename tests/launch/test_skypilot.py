@@ -69,6 +69,7 @@ def test_a_single_node_needs_only_a_mirror(task: Callable[..., Any]) -> None:
         ([*GIVEN, "--volume", "runs"], "--volume: 'runs' is no NAME:/place"),
         (["--accelerator", "H100", "mirror=s3://bucket/x"], "--image: was not given"),
         (["--image", "i", "mirror=s3://bucket/x"], "--accelerator: was not given"),
+        ([*GIVEN, "--accelerator", "H100:8", "mirror=s3://b/x"], "--accelerator: 'H100:8' is no name of a GPU"),
         ([*GIVEN, "--queue", "q", "--time", "1:00:00"], "--queue: has no effect with --skypilot"),
     ],
 )
@@ -80,6 +81,31 @@ def test_what_would_lose_the_run_is_refused(
     code, text, reported = drivetrain("launch", "--skypilot", "run.yaml", "engine=ddp", "processes=2", *given)
     assert (code, text) == (2, "")
     assert words in " ".join(reported.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        (
+            "H1000",
+            "--accelerator H1000 is not known here: did you mean H100? `sky show-gpus` lists what SkyPilot takes",
+        ),
+        ("tpu-v5litepod-8", "--accelerator tpu-v5litepod-8 is not known here; `sky show-gpus`"),
+        ("RTX4090", None),
+        ("A100-80GB", None),
+    ],
+)
+def test_a_gpu_that_the_catalogue_lacks_is_a_note_since_skypilot_may_know_it(
+    name: str, note: str | None, tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    given = ("--image", "i", "--accelerator", name, "mirror=s3://bucket/x")
+    code, text, reported = drivetrain("launch", "--skypilot", "run.yaml", "engine=ddp", "processes=2", *given)
+    assert code == 0, reported
+    assert f"accelerators: {name}:2" in text
+    assert ("is not known here" in reported) == (note is not None)
+    assert note is None or note in reported
 
 
 def test_skypilot_accepts_the_task(task: Callable[..., Any]) -> None:

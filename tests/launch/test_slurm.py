@@ -13,6 +13,7 @@ import pytest
 
 from drivetrain.errors import UserError
 from drivetrain.launch.slurm import slurm_memory
+from drivetrain.launch.slurm_time import slurm_time
 from tests.launch.test_start import free_port, prepared
 
 Call = Callable[..., tuple[int, str, str]]
@@ -253,6 +254,61 @@ def test_a_container_that_would_lose_the_run_is_refused(
 )
 def test_memory_is_written_in_slurms_units(text: str, slurm: str) -> None:
     assert slurm_memory(text) == slurm
+
+
+@pytest.mark.parametrize(
+    ("text", "slurm"),
+    [
+        *((own, own) for own in ("30", "30:15", "12:00:00", "1-12", "1-12:30", "1-12:30:15", "0", "UNLIMITED")),
+        ("12h", "12:00:00"),
+        ("90m", "01:30:00"),
+        ("2d", "2-00:00:00"),
+        ("1d12h", "1-12:00:00"),
+        ("1w", "7-00:00:00"),
+        ("36H", "1-12:00:00"),
+        (" 1 day 12 hours ", "1-12:00:00"),
+        ("45min", "00:45:00"),
+        ("1h30m10s", "01:30:10"),
+    ],
+)
+def test_a_time_limit_is_written_as_slurm_takes_it(text: str, slurm: str) -> None:
+    assert slurm_time(text) == slurm
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "12x", "1.5h", "h", "12h1d", "1:2:3:4", "1-", "-1", "1d-12", "0h", "٣h", "9" * 10]
+)
+def test_what_slurm_would_refuse_or_misread_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UserError) as refused:
+        slurm_time(text)
+    [found] = refused.value.problems
+    assert found.field == "--time"
+    assert "1d12h" in found.fix
+    assert "1-12:00:00" in found.fix
+
+
+def test_the_script_has_the_limit_converted_and_wrong_amounts_are_refused_together(
+    tmp_path: Path, drivetrain: Call
+) -> None:
+    prepared(tmp_path)
+    given = (
+        "launch",
+        "--slurm",
+        str(tmp_path / "run.yaml"),
+        "engine=ddp",
+        "processes=2",
+        f"workload.path={tmp_path / 'workload.py'}",
+    )
+    code, script, reported = drivetrain(*given, "--time", "1d12h")
+    assert code == 0, reported
+    assert "#SBATCH --time=1-12:00:00\n" in script
+    code, script, reported = drivetrain(*given, "--time", "12")
+    assert "#SBATCH --time=12\n" in script
+    assert "--time 12 is 12 minutes, as Slurm counts: 12h is hours" in reported
+    code, script, reported = drivetrain(*given, "--time", "1,5h", "--memory", "much", "--mount", "/a:/b")
+    assert (code, script) == (2, "")
+    for words in ("--time: '1,5h' is no time limit", "--memory: 'much'", "--mount: was given without --image"):
+        assert words in reported
 
 
 @pytest.mark.parametrize("text", ["much", "200GiB", "i", ""])

@@ -161,3 +161,33 @@ def test_a_model_that_takes_no_single_sample_is_planned_with_more(
     assert found.choice is not None
     assert {row.fits for row in found.rows if row.run.engine.label == "ddp"} >= {"yes"}
     assert all(row.run.micro_batch > 1 for row in found.rows if row.costs is not None)
+
+
+def test_an_unknown_machine_is_reported_with_the_problems_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that hold on every machine, each once, though several ways are named."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("")
+    Path("run.yaml").write_text(RUN + "engin: ddp\nbatch_size_per_device: 4\nengine: auto\n")
+    for arguments in ([], ["engine=ddp,fsdp"]):
+        with pytest.raises(UserError) as refused:
+            planning.planned(Path("run.yaml"), arguments, "8xH1000-80GB")
+        assert [each.field for each in refused.value.problems] == ["engin", "batch_size", "--machine"]
+        assert "did you mean H100-80GB" in refused.value.problems[-1].fix
+    with pytest.raises(UserError, match=r"none.yaml: there is no such file(.|\n)*no device of the catalogue"):
+        planning.planned(Path("none.yaml"), [], "8xH1000-80GB")
+
+
+def test_a_plan_says_which_way_it_looks_at_and_how_many_traces_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    told: list[str] = []
+    arguments = ["engine=single,ddp", "processes=1", "micro_batch_size=2"]
+    planning.planned(Path("run.yaml"), arguments, "this machine", say=told.append)
+    assert told == [
+        f"trace {number}, of engine={engine} precision=fp32 micro_batch_size=2"
+        for number, engine in enumerate(("single", "ddp"), start=1)
+    ]

@@ -87,7 +87,7 @@ def check(text: str, machine: Machine) -> Checked:
     run, problems = rules.judged(run, problems, machine)
     problems += run.workload.file_problems()
     notes = [f"{name}: auto is chosen by a plan when the run starts" for name in open_]
-    return Checked(text, run, problems, [*notes, *notices(run, machine)])
+    return Checked(text, run, problems, [*notes, *notices(run, machine, problems)])
 
 
 def edited(text: str, changes: Mapping[str, Any], removed: Sequence[str]) -> str:

@@ -22,7 +22,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -35,14 +34,13 @@ from torch import Tensor
 
 from drivetrain.checkpoint.state import State, join
 from drivetrain.errors import Problem, UserError, problem
+from drivetrain.runtime.checkpoint_names import HIDDEN, finished
 from drivetrain.runtime.storage import discard, entries, local_file, move
 
 MANIFEST = "manifest.json"
 ENDINGS = (".safetensors", ".json")  # of a part's files
 BLOCK = 2**26
 READ_AT_ONCE = 2**20
-_STEP = re.compile(r"step-(\d{8,})")
-_HIDDEN = re.compile(r"\.(step-(\d{8,}))\.(partial|replaced|deleted)-(\d+)")
 
 
 class FileRecord(BaseModel):
@@ -141,13 +139,7 @@ def newest_good(root: Path, check: Check = verify) -> tuple[Path | None, list[st
 
 def steps(root: Path) -> list[Path]:
     """Returns finished checkpoints, oldest first. One whose replacement was killed counts, under its hidden name."""
-    found: dict[int, Path] = {}
-    for path in entries(root):
-        if (name := _HIDDEN.fullmatch(path.name)) and name[3] == "replaced":
-            found.setdefault(int(name[2]), path)
-        elif name := _STEP.fullmatch(path.name):
-            found[int(name[1])] = path
-    return [path for _, path in sorted(found.items()) if path.is_dir()]
+    return [*finished(root).values()]
 
 
 def clean_partials(root: Path) -> None:
@@ -156,7 +148,7 @@ def clean_partials(root: Path) -> None:
     Called by the process that holds the run's folder: no other one writes there, even if it has one's number now.
     """
     for path in entries(root):
-        name = _HIDDEN.fullmatch(path.name)
+        name = HIDDEN.fullmatch(path.name)
         if not name:
             continue
         target = path.with_name(name[1])
@@ -201,7 +193,7 @@ def check_fits(shapes: Mapping[str, torch.Size], saved: Mapping[str, Tensor], pa
 def hidden(checkpoint: Path, purpose: Literal["partial", "replaced", "deleted"]) -> Path:
     """Returns the name beside a checkpoint under which this process works on it; no reader takes it for a finished
     one."""
-    name = _HIDDEN.fullmatch(checkpoint.name)
+    name = HIDDEN.fullmatch(checkpoint.name)
     return checkpoint.with_name(f".{name[1] if name else checkpoint.name}.{purpose}-{os.getpid()}")
 
 

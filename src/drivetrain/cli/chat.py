@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,8 @@ from rich.markup import escape
 
 from drivetrain.cli.arguments import CheckpointOption, ModelPlace, TrustOption, checkpoint_here, path_option
 from drivetrain.cli.console import errors, output
+from drivetrain.config.location import store_address
+from drivetrain.errors import together
 
 
 def chat(
@@ -27,6 +30,11 @@ def chat(
     trust: TrustOption = False,
 ) -> None:
     """Talk with a model: streamed Markdown, several lines, history, /commands; a pipe is answered line by line."""
+    from drivetrain.runtime.model_places import refuse_absent_source
+
+    asked = [(place, checkpoint), *([] if compare is None else [(compare, "best")])]
+    here = [(each, of_run) for each, of_run in asked if store_address(each) is None]
+    together([functools.partial(refuse_absent_source, str(each), of_run) for each, of_run in here])
     from drivetrain.inference.chat.chat import Chat
     from drivetrain.inference.chat.commands import COMMANDS
     from drivetrain.inference.chat.functions import read_functions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,11 +11,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from drivetrain.cli.arguments import TrustOption, checkpoint_here, path_option
+from drivetrain.cli.arguments import TrustOption, checkpoint_here, here, path_option
 from drivetrain.cli.console import errors, wide
 from drivetrain.cli.console import output as screen
 from drivetrain.cli.jobs import start_job
-from drivetrain.errors import problem
+from drivetrain.errors import problem, together
 from drivetrain.runtime.strict_json import dumps
 
 if TYPE_CHECKING:
@@ -54,14 +55,14 @@ def evaluate(
     """Evaluate checkpoints. One prints JSON; several, or several data sets, print a table: intervals of 95 % and
     differences from the first, over the same samples."""
     from drivetrain.compare.evaluating import asked, evaluations, places_and_overrides
-    from drivetrain.compare.evaluations import table_of
-    from drivetrain.inference.remote_places import here
+    from drivetrain.runtime.model_places import refuse_absent_model
 
     checkpoint = [checkpoint_here(each) for each in checkpoint or []]
     places, overrides = places_and_overrides(runs)
     places = [here(place, checkpoint or ["best"]) for place in places]
     if choices is not None:
         _refuse_beside_choices(overrides, data)
+        together([functools.partial(refuse_absent_model, str(place), "RUN") for place in places])
         _print(_choices(places, checkpoint or [], choices, shots, subject or [], trust), as_json)
         return
     if shots or subject:
@@ -76,6 +77,8 @@ def evaluate(
     if len(wanted) > 1 and done:
         _print(done, as_json)
     elif done:  # else another process prints the result
+        from drivetrain.compare.evaluations import table_of
+
         row = table_of(done)[0]
         typer.echo(dumps({**(done[0].result or {}), "intervals": row["intervals"]}, indent=2))
 

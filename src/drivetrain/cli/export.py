@@ -59,9 +59,8 @@ def export(
     from drivetrain.export.publishing import Hub
     from drivetrain.export.request import Request
     from drivetrain.inference.remote_places import here
-    from drivetrain.inference.run_sources import run_around
     from drivetrain.launch.prepare import run_file_of
-    from drivetrain.runtime.run_folder import refuse_code_of_folders
+    from drivetrain.runtime.run_folder import refuse_code_of_folders, run_around
 
     resolved = place.expanduser().resolve()
     if store_address(place) is None and (around := run_around(resolved)) is not None:  # the place is a checkpoint

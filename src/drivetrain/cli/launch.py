@@ -45,7 +45,7 @@ def launch(
         bool, typer.Option("--check", help="First do what `check` does, and refuse a run that would not fit.")
     ] = False,
     nodes: NodesOption = None,
-    time: Annotated[str, typer.Option(help="Slurm: time limit of the job, HH:MM:SS.")] = "24:00:00",
+    time: Annotated[str, typer.Option(help="Slurm: time limit of the job: 12h, 1d12h, HH:MM:SS.")] = "24:00:00",
     partition: Annotated[str | None, typer.Option(help="Slurm's partition.")] = None,
     account: Annotated[str | None, typer.Option(help="Slurm's account.")] = None,
     mount: Annotated[list[str] | None, typer.Option(help="Slurm: SRC:DST in the container of --image.")] = None,
@@ -100,6 +100,7 @@ def launch(
 
         wanted = Wanted(image, accelerator, volume or [], cpus, memory, restarts)
         text = as_yaml([skypilot_task(run_file, job.overrides, job.run, wanted)])
+        notices += wanted.notices
     else:
         from drivetrain.launch import kubernetes as manifests
 

@@ -39,9 +39,10 @@ def plan(
     from drivetrain.plan.page import write_page
     from drivetrain.plan.planning import planned
     from drivetrain.plan.stand_ins import with_made_data
+    from drivetrain.runtime.status_line import StatusLine
 
-    with with_made_data(run_file_here(run_file), samples, length) as file:
-        found = planned(file, axes or [], machine, devices, price, trust)
+    with with_made_data(run_file_here(run_file), samples, length) as file, StatusLine("planning") as line:
+        found = planned(file, axes or [], machine, devices, price, trust, line.say)
     command = shlex.join(["drivetrain", "train", as_typed(run_file)])
     if to is not None:
         write_page(found, to, run_file.stem, "" if found.choice is None else line_of(found.choice, command))

@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from drivetrain.cli.arguments import CheckpointOption, Overrides, RunPlace, TrustOption, checkpoint_here, path_option
+from drivetrain.cli.arguments import (
+    CheckpointOption,
+    Overrides,
+    RunPlace,
+    TrustOption,
+    checkpoint_here,
+    here,
+    path_option,
+)
 from drivetrain.cli.console import errors
 from drivetrain.cli.jobs import start_job
 
@@ -33,22 +41,28 @@ def predict(
 
     What a kill left of a .jsonl is continued by the same command.
     """
-    from drivetrain.inference.llama_factory_files import ROWS, check_request, write_files
-    from drivetrain.inference.remote_places import here
     from drivetrain.inference.request import asked_for
     from drivetrain.launch.prepare import checked_place
 
     data, texts = asked_for(data, text or [])
     if llama_factory is not None and to is None:
+        from drivetrain.inference.llama_factory_files import ROWS
+
         to = llama_factory / ROWS
     checkpoint = checkpoint_here(checkpoint)
     run_file = here(run_file, [checkpoint])
     ready = checked_place(run_file, overrides or [], checkpoint=checkpoint, data=data, output=to, trust=trust)
     if llama_factory is not None and to is not None:
+        from drivetrain.inference.llama_factory_files import check_request
+
         check_request(ready.run, to, bool(texts))
     begun = time.monotonic()
     result = start_job(ready, verb="predict", checkpoint=checkpoint, data=data, texts=texts, output=to)
     if result.of_first and to is not None and llama_factory is not None:
-        write_files(to, llama_factory, ready.run, time.monotonic() - begun)
+        from drivetrain.inference.llama_factory_files import write_files
+
+        results = write_files(to, llama_factory, ready.run, time.monotonic() - begun)
+        if "predict_bleu-4" not in results:
+            errors.print("[yellow]note[/] no row has a reference to compare with: there are no scores", soft_wrap=True)
     if result.of_first and to is not None:
         errors.print(f"{result.value:,} prediction{'s' * (result.value != 1)} in {escape(str(to))}", soft_wrap=True)

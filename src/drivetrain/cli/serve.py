@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -24,7 +25,8 @@ from drivetrain.cli.arguments import (
 )
 from drivetrain.cli.console import errors
 from drivetrain.config.files import usable_path
-from drivetrain.errors import Problem, UserError, problem
+from drivetrain.config.location import store_address
+from drivetrain.errors import Problem, UserError, problem, together
 
 
 class Backend(StrEnum):
@@ -79,6 +81,10 @@ def serve(
     from drivetrain.config.packages import require
 
     require("serve", ["fastapi", "uvicorn", "prometheus_client"])
+    adapters = adapters_of(adapter or [])
+    if adapters and with_base:
+        raise problem("--with-base", "--adapter was given too, whose base has a name already", "leave one of them out")
+    _refuse_absent(place, checkpoint, adapters)
     from drivetrain.inference.encoders import ENCODER, PICTURES, TEXTS, kind_of, load_reader
     from drivetrain.inference.loading import load_model
     from drivetrain.inference.serve.start import Limits, check_address
@@ -86,9 +92,6 @@ def serve(
     from drivetrain.web.keys import read_keys
     from drivetrain.web.server import Address, bound
 
-    adapters = adapters_of(adapter or [])
-    if adapters and with_base:
-        raise problem("--with-base", "--adapter was given too, whose base has a name already", "leave one of them out")
     checkpoint = checkpoint_here(checkpoint)
     typed, place = place, here(place, [checkpoint], "MODEL")
     adapters = {name: here(folder, ["best"], "--adapter") for name, folder in adapters.items()}
@@ -117,6 +120,20 @@ def serve(
     limits = Limits(answers, request_seconds, requests_per_minute, stop_seconds)
     serve_model(model, listening, address, keys, host_name or [], limits, ready)
     errors.print("stopped")
+
+
+def _refuse_absent(place: Path, checkpoint: str, adapters: Mapping[str, Path]) -> None:
+    """Raises UserError for places that are not there, before what takes seconds is imported."""
+    from drivetrain.runtime.model_places import refuse_absent_model, refuse_absent_source
+
+    calls: list[Callable[[], None]] = [
+        functools.partial(refuse_absent_model, str(each), "--adapter")
+        for each in adapters.values()
+        if store_address(each) is None
+    ]
+    if store_address(place) is None:
+        calls.insert(0, functools.partial(refuse_absent_source, str(place), checkpoint))
+    together(calls)
 
 
 def adapters_of(given: Sequence[str]) -> dict[str, Path]:

@@ -7,15 +7,17 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from drivetrain.compare.evaluations import Evaluation
-from drivetrain.compare.scores import read_scores
 from drivetrain.config.files import path_exists, usable_path
 from drivetrain.errors import Problem, RunError, UserError, problem
-from drivetrain.inference.run_sources import run_around
 from drivetrain.launch.external_launcher import OuterLauncher
 from drivetrain.launch.job import Result
 from drivetrain.launch.prepare import Checked, checked_place
+from drivetrain.runtime.run_folder import run_around
+
+if TYPE_CHECKING:
+    from drivetrain.compare.evaluations import Evaluation
 
 Start = Callable[[Checked, str, Path], Result]  # of a run, a checkpoint, and the file that takes the scores
 
@@ -94,6 +96,10 @@ def models_of(places: Sequence[Path], named: Sequence[str]) -> Iterator[tuple[st
 
 def evaluations(wanted: Sequence[Asked], start: Start) -> Iterator[Evaluation]:
     """Yields each evaluation as it is done; one that fails has its reason. Of other processes than the first, none."""
+    # they import torch: a place that is not there is refused before
+    from drivetrain.compare.evaluations import Evaluation
+    from drivetrain.compare.scores import read_scores
+
     with tempfile.TemporaryDirectory(prefix="drivetrain-evaluate-") as folder:
         for number, each in enumerate(wanted):
             file = Path(folder) / f"{number}.npz"

@@ -10,7 +10,6 @@ from pydantic import BaseModel
 
 from drivetrain.config.engines import ENGINES, EngineBlock
 from drivetrain.config.machine import Machine
-from drivetrain.config.optimizer_rules import optimizer_problems, optimizer_problems_here
 from drivetrain.config.run import RunConfig
 from drivetrain.config.translation import Note, Translation, agree
 from drivetrain.errors import Problem
@@ -20,14 +19,12 @@ def engine_problems(run: RunConfig) -> Iterator[Problem]:
     """Yields the problems that hold on every machine."""
     yield from _from_the_table(run)
     yield from run.engine.problems(run, "engine")
-    yield from optimizer_problems(run)
     for field, translation in foreign(run):
         yield from _foreign_problems(run, field, translation)
 
 
 def engine_problems_here(run: RunConfig, machine: Machine) -> Iterator[Problem]:
     """Yields the problems that this machine adds."""
-    yield from optimizer_problems_here(run, machine)
     yield from run.engine.problems_here(run, machine, "engine")
 
 

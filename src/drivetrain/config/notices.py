@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from drivetrain.config.engine_rules import foreign, is_default, is_read
+from drivetrain.config.engines import SINGLE
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
 from drivetrain.config.run import RunConfig
 from drivetrain.config.training import Schedule
+from drivetrain.errors import Problem
 
 
-def notices(run: RunConfig, machine: Machine) -> list[str]:
+def notices(run: RunConfig, machine: Machine, problems: Sequence[Problem] = ()) -> list[str]:
+    """Returns remarks on a run. problems: those of a run that is refused; where its engine is not known there are no
+    remarks, which would be on the engine that stands in for it."""
+    if run.engine == SINGLE and any(each.field == "engine" for each in problems):
+        return []
     emulation = emulation_notice(run.precision_spec, machine)
     of_the_run = [
         *_without_effect(run),

@@ -12,6 +12,7 @@ from drivetrain.config.adapter import adapter_problems
 from drivetrain.config.engine_rules import engine_problems, engine_problems_here
 from drivetrain.config.machine import Machine
 from drivetrain.config.numerics import numerics_problems
+from drivetrain.config.optimizer_rules import optimizer_problems, optimizer_problems_here
 from drivetrain.config.packages import package_problems
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.quantisation_aware import quantisation_aware_problems
@@ -21,27 +22,46 @@ from drivetrain.config.restarts import restart_problems
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
 
+ENGINE = "engine"  # the field of an engine that is not known
+
 
 def check(run: RunConfig, machine: Machine) -> list[Problem]:
     """Returns every reason why this run cannot work on this machine."""
-    of_the_machine = (_device, _precision, _processes, engine_problems_here, package_problems)
-    return check_anywhere(run) + [problem for rule in of_the_machine for problem in rule(run, machine)]
+    return [*check_anywhere(run), *_check_here(run, machine)]
 
 
-def check_anywhere(run: RunConfig) -> list[Problem]:
-    """Returns the reasons that hold on every machine."""
+def check_anywhere(run: RunConfig, knows_engine: bool = True) -> list[Problem]:
+    """Returns the reasons that hold on every machine. knows_engine: False where another engine stands in for one that
+    is not known, whose own rules would report what the user never asked for."""
     of_the_run = (
-        *(_batch, engine_problems, restart_problems, _length),
+        *(_batch, *([engine_problems] if knows_engine else []), optimizer_problems, restart_problems, _length),
         *(_workload, _adapter, _quantisation, _paths),
     )
     return [problem for rule in of_the_run for problem in rule(run)]
 
 
+def _check_here(run: RunConfig, machine: Machine, knows_engine: bool = True) -> list[Problem]:
+    of_the_machine = (
+        *(_device, _precision, _processes, optimizer_problems_here),
+        *([engine_problems_here] if knows_engine else []),
+        package_problems,
+    )
+    return [problem for rule in of_the_machine for problem in rule(run, machine)]
+
+
+def judged_anywhere(run: RunConfig, found: Sequence[Problem]) -> list[Problem]:
+    """Returns the problems of a run on any machine, at most one a field. found: those of its file."""
+    reported = {problem.field for problem in found}
+    others = check_anywhere(run, ENGINE not in reported)
+    return [*found, *(problem for problem in others if problem.field not in reported)]
+
+
 def judged(run: RunConfig, found: Sequence[Problem], machine: Machine) -> tuple[RunConfig, list[Problem]]:
     """Returns the run with its open fields filled in for this machine, and all problems, at most one a field."""
     reported = {problem.field for problem in found}  # a field that was taken out is not reported missing too
-    run = resolved(run, machine)
-    return run, [*found, *(problem for problem in check(run, machine) if problem.field not in reported)]
+    run, knows_engine = resolved(run, machine), ENGINE not in reported
+    others = [*check_anywhere(run, knows_engine), *_check_here(run, machine, knows_engine)]
+    return run, [*found, *(problem for problem in others if problem.field not in reported)]
 
 
 # --- what cannot work ----------------------------------------------------------------------------------------------

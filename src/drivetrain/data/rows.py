@@ -63,8 +63,7 @@ def open_rows(
     good.
     """
     if not is_there(path):
-        if ending(Path(path)) in ENDINGS or not may_be_hub_id(path):
-            raise problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
+        refuse_absent(path, field)
         from drivetrain.data.hub_rows import open_hub
 
         return open_hub(path, field, subset, split, folder, stream)
@@ -91,6 +90,12 @@ def open_rows(
     if not rows:
         raise problem(field, f"{path} has no rows", "give data with rows")
     return rows
+
+
+def refuse_absent(path: str, field: str) -> None:
+    """Raises UserError for a path that is not there, and can be no data set of the hub."""
+    if not is_there(path) and (ending(Path(path)) in ENDINGS or not may_be_hub_id(path)):
+        raise problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
 
 
 def large_files(path: str, field: str, documents: Documents = "file") -> list[RowFile]:

@@ -34,14 +34,15 @@ class PredictedRows:
             self._answering = Answering(engine, workload, ranks, run.evaluation_batch)
 
     def of_prompts(self, prompts: Sequence[Prompt], start: int) -> Iterator[dict[str, Any]]:
-        """Yields {"sample": number, ...its answer} of each prompt from `start` on."""
+        """Yields {"sample": its name or number, ...its answer} of each prompt from `start` on."""
         assert self._answering is not None, "the workload generates"
         size = ROUNDS * self._run.evaluation_batch * self._engine.data_world
         for first in range(start, len(prompts), size):
             part = dict(enumerate(prompts[first : first + size], first))
             for number, row in self._answers(part).items():
                 if self._ranks.is_first:
-                    yield {"sample": number, **row}
+                    name = part[number].name
+                    yield {"sample": number if name is None else name, **row}
 
     def of_samples(self, samples: NamedSamples, start: int) -> Iterator[dict[str, Any]]:
         """Yields {"sample": name, ...} of each sample from `start` on. Samples without a prompt have an answer's

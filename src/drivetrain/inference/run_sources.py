@@ -13,7 +13,8 @@ from drivetrain.config.load import validate
 from drivetrain.config.run import RunConfig
 from drivetrain.data.remote_sources import fetched
 from drivetrain.errors import UserError, problem
-from drivetrain.runtime.run_folder import RunFolder
+from drivetrain.runtime.checkpoint_names import check_named, none_good
+from drivetrain.runtime.run_folder import RunFolder, run_around
 from drivetrain.training.report import RunReport
 
 LOG = logging.getLogger(__name__)
@@ -38,12 +39,6 @@ def run_in(file: Path, **given: str) -> RunConfig:
     return fetched(run, data=False) if run.adapter else run  # whose base is no part of a checkpoint
 
 
-def run_around(place: Path) -> RunFolder | None:
-    """Returns the run that a checkpoint's folder lies in; None if it lies in no run."""
-    run = RunFolder(place.parent.parent)
-    return run if run.run_file.is_file() and place.parent == run.checkpoints else None
-
-
 def run_at(source: Path, checkpoint: str) -> tuple[RunConfig, Path] | None:
     """Returns the run that a folder, a run file or a checkpoint's folder belongs to, and the checkpoint; None where
     there is no run. checkpoint: "best", "last" or a folder, where the source is no checkpoint itself."""
@@ -61,14 +56,12 @@ def run_at(source: Path, checkpoint: str) -> tuple[RunConfig, Path] | None:
 
 def checkpoint_of(run: RunConfig, given: str) -> Path:
     """Returns the folder of the best or the last checkpoint, or the named one, without building the run."""
-    if given not in ("best", "last"):
-        if not Path(given).is_dir():
-            raise problem("checkpoint", f"{given} is no checkpoint folder", "give best, last or a folder step-...")
-        return Path(given)
     root = RunFolder(run.folder).checkpoints
+    if given not in ("best", "last"):
+        return check_named(given, root, "checkpoint")
     newest, _ = newest_good(root, verify_weights)
     if newest is None:
-        raise problem("checkpoint", f"{root} holds no good checkpoint", "train first, or give the folder of one")
+        raise none_good(root, "checkpoint")
     wanted = (read_manifest(newest).facts.get("best") or {}).get("step")
     if given == "last" or wanted is None:
         return newest

@@ -22,7 +22,7 @@ from drivetrain.training.assemble import assemble
 from drivetrain.training.evaluation import evaluate as evaluate_workload
 from drivetrain.training.evaluation import scores_of, unseen, write_gathered
 from drivetrain.workloads.base import NamedSamples, Workload
-from drivetrain.workloads.generating import Generates
+from drivetrain.workloads.generating import Generates, Prompt
 from drivetrain.workloads.sample_scores import scores_of_answers
 
 
@@ -76,10 +76,10 @@ def predict(
     """Yields one row a sample, in order: {"sample": name or number, ...the sample itself, ...what the workload
     predicts}, and its answer where the workload generates answers.
 
-    data: a file or a folder; None: the evaluation data. texts: in place of them; a language model answers them. begin:
-    called on the first rank with all that decides the rows; returns the number of those that are there already, which
-    are passed over. shown: whether a line on stderr says how far it is. On several ranks all must exhaust the rows; the
-    first one yields them.
+    data: a file or a folder; None: the evaluation data. texts: in place of them. A language model answers texts, and
+    all rows of data of which some have no reply; these have no loss. begin: called on the first rank with all that
+    decides the rows; returns the number of those that are there already, which are passed over. shown: whether a line
+    on stderr says how far it is. On several ranks all must exhaust the rows; the first one yields them.
     """
     with arithmetic(run.precision_spec, machine):
         yield from rows_in_arithmetic(run, machine, checkpoint, data, texts, begin, shown)
@@ -98,7 +98,9 @@ def rows_in_arithmetic(
     them."""
     ranks = Communicator()
     workload, engine = assemble(run, machine, ranks, training=False)
-    prompts = workload.prompts_of(texts) if texts and isinstance(workload, Generates) else None
+    prompts: Sequence[Prompt] | None = None
+    if isinstance(workload, Generates):
+        prompts = workload.prompts_of(texts) if texts else None if data is None else workload.prompts_in(data)
     samples: NamedSamples | None = None
     if prompts is None:
         samples = workload.text_samples(texts) if texts else workload.prediction_samples(data)

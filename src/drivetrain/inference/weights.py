@@ -11,33 +11,26 @@ from drivetrain.checkpoint.retention import best
 from drivetrain.checkpoint.run_state import OF_WEIGHTS, verify_weights
 from drivetrain.config.run import RunConfig
 from drivetrain.engines.base import Engine
-from drivetrain.errors import UserError, problem
+from drivetrain.runtime.checkpoint_names import check_named, none_good
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.training.workload_rules import best_metric
 from drivetrain.workloads.base import Workload
 
+FIELD = "--checkpoint"
 LOG = logging.getLogger(__name__)
-
-
-def check_there(run: RunConfig, given: str) -> None:
-    """Raises UserError if there is no such checkpoint, as far as can be seen without reading data or checkpoints."""
-    if given not in {"best", "last"}:
-        _folder(given)
-    elif not steps(RunFolder(run.folder).checkpoints):
-        raise _none(run)
 
 
 def find_checkpoint(run: RunConfig, workload: Workload, given: str) -> Path:
     """Finds a checkpoint whose weights verify. given: "best", "last" or a path. best: by the rule of
     best_evaluation.py; if none was evaluated, the newest. Raises UserError if there is none."""
     if given not in {"best", "last"}:
-        return verified(Path(given))
+        return verified(Path(given), RunFolder(run.folder).checkpoints)
     root = RunFolder(run.folder).checkpoints
     metric = best_metric(run, workload)
     found = best(root, metric.higher_is_better, metric.name, verify_weights) if given == "best" else None
     found = found or newest_good(root, verify_weights)[0]
     if found is None:
-        raise _none(run)
+        raise none_good(root, FIELD)
     if given == "best":
         _say_if_another(root, found, metric.name)
     return found
@@ -60,23 +53,12 @@ def _best_of_the_run(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def verified(folder: Path) -> Path:
-    """Returns the checkpoint's folder. Raises UserError if it is none, or its weights do not verify."""
-    path = _folder(str(folder))
+def verified(folder: Path, root: Path | None = None) -> Path:
+    """Returns the checkpoint's folder. Raises UserError if it is none, or its weights do not verify. root: where the
+    run's other checkpoints are; left out, beside it."""
+    path = check_named(str(folder), root or folder.parent, FIELD)
     refuse_damaged(path, verify_weights)
     return path
-
-
-def _folder(given: str) -> Path:
-    path = Path(given)
-    if not path.is_dir():
-        raise problem("--checkpoint", f"{given} is no checkpoint folder", "give best, last or a folder step-...")
-    return path
-
-
-def _none(run: RunConfig) -> UserError:
-    root = RunFolder(run.folder).checkpoints
-    return problem("--checkpoint", f"{root} holds no good checkpoint", "train first, or give --checkpoint FOLDER")
 
 
 def load_into(engine: Engine, path: Path) -> None:

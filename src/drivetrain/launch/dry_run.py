@@ -95,7 +95,7 @@ def dry_run(
     if found is None or choice is None:
         return result
     run, machine = found.run, found.machine
-    notes = [*choice.notices, *notices(run, machine)]
+    notes = [*choice.notices, *notices(run, machine, found.problems)]
     result = DryRun(run, list(found.problems), notes, {"run": _of_the_run(run, machine)})
     sources = texts(run.model_dump(mode="json"))
     result.collect(lambda: RunFolder(run.folder).refuse_unless_ready(resume, overwrite, sources))

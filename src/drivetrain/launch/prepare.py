@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
 from drivetrain.config.planned import PlannedFigures
 from drivetrain.config.run import RunConfig
-from drivetrain.errors import Problem, UserError, problem
+from drivetrain.errors import Problem, UserError, problem, together
 from drivetrain.launch.external_launcher import OuterLauncher, accelerate_problems
 from drivetrain.launch.job import Node
 from drivetrain.memory.garbage import importing
 from drivetrain.objects import held
+from drivetrain.runtime.checkpoint_names import check_there
 from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
 
 
@@ -88,19 +89,33 @@ def judged_here(
 ) -> Checked:
     """Returns the run as it starts on this machine, from the result of a run file's reader. Raises UserError with all
     problems."""
+    if run is not None and (absent := _absent(run, checkpoint, data)):  # before torch is imported
+        raise UserError([*problems, *absent])
     found = judged(run, problems, node or Node(), model_files)
     run = found.run
     if found.problems:
         raise UserError(found.problems)
-    if checkpoint is not None:
-        from drivetrain.inference.weights import check_there
-
-        check_there(run, checkpoint)
     if output is not None:
         from drivetrain.inference.prediction_file import check_place
 
         check_place(output, run, data)
     return Checked(run, notices(run, found.machine), found.is_first)
+
+
+def _absent(run: RunConfig, checkpoint: str | None, data: str | None) -> list[Problem]:
+    """Returns the problems of a checkpoint, and of data to predict for, that are not there."""
+    from drivetrain.data.rows import refuse_absent
+
+    calls: list[Callable[[], None]] = []
+    if checkpoint is not None:
+        calls.append(lambda: check_there(checkpoint, RunFolder(run.folder).checkpoints, "--checkpoint"))
+    if data is not None:
+        calls.append(lambda: refuse_absent(data, "--data"))
+    try:
+        together(calls)
+    except UserError as error:
+        return list(error.problems)
+    return []
 
 
 @dataclass(frozen=True)

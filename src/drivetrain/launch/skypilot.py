@@ -6,6 +6,7 @@ job on fresh machines, where only a volume or the run's mirror still has its che
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +14,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from drivetrain.config.run import RunConfig
-from drivetrain.errors import Problem, UserError
+from drivetrain.errors import Problem, UserError, shown
 from drivetrain.launch.kubernetes import object_name
 from drivetrain.launch.slurm import PORT, SAVED, slurm_memory
+from drivetrain.plan.catalogue import catalogue
+
+NAME = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)  # SkyPilot writes NAME:COUNT
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,16 @@ class Wanted:
     cpus: int | None = None
     memory: str | None = None
     restarts: int = 10
+
+    @property
+    def notices(self) -> list[str]:
+        """Returns a remark on a GPU that the plan's catalogue does not know. SkyPilot may: it has clouds' names."""
+        known = catalogue()
+        if self.accelerator is None or known.knows(self.accelerator):
+            return []
+        near = known.near(self.accelerator)
+        meant = f": did you mean {near}?" if near else ";"
+        return [f"--accelerator {self.accelerator} is not known here{meant} `sky show-gpus` lists what SkyPilot takes"]
 
 
 def skypilot_task(run_file: Path, overrides: Sequence[str], run: RunConfig, wanted: Wanted) -> dict[str, Any]:
@@ -79,6 +93,9 @@ def _problems(run_file: Path, run: RunConfig, wanted: Wanted, volumes: Mapping[s
         found.append(Problem("RUN_FILE", why, "call this in the run file's folder, or one above it"))
     if run.device != "cpu" and not wanted.accelerator:
         found.append(Problem("--accelerator", "was not given", "name a GPU as `sky show-gpus` does, as H100"))
+    if wanted.accelerator and not NAME.fullmatch(wanted.accelerator):
+        why = f"{shown(wanted.accelerator)} is no name of a GPU"
+        found.append(Problem("--accelerator", why, "give the name alone, as H100: `processes` is how many a node has"))
     if run.device != "cpu" and run.processes is None:
         found.append(Problem("processes", "was left out: SkyPilot asks for so many GPUs", "give the GPUs of one node"))
     folder = PurePosixPath(run.folder.as_posix())

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from drivetrain.config.run import RunConfig
-from drivetrain.errors import Problem, UserError, problem
+from drivetrain.errors import Problem, UserError, counted, problem, together
+from drivetrain.launch.slurm_time import slurm_time
 
 PORT = 29500
 MOUNT = re.compile(r"/[^:,]*:/[^:,]*(:[a-z+]+)?")  # pyxis takes flags after a second colon
@@ -22,7 +23,7 @@ SAVED = 143  # the run's exit code when SIGTERM ended it and it has saved
 class Allocation:
     """The resources that the job requests from Slurm."""
 
-    time: str  # HH:MM:SS
+    time: str  # as Slurm writes it, or plainly: 1d12h
     partition: str | None = None
     account: str | None = None
     cpus: int | None = None  # of each node
@@ -32,11 +33,18 @@ class Allocation:
 
     @property
     def notices(self) -> list[str]:
-        """Returns what Slurm does where an option was left out."""
-        if self.cpus is not None:
-            return []
-        why = "--cpus was left out: Slurm may give a node's ranks a single core, which they share with their loaders"
-        return [f"{why}; give the cores of a node, as in --cpus 64"]
+        """Returns what Slurm does where an option was left out, or may mean something else than was meant."""
+        found = []
+        if self.time.strip().isdecimal() and int(self.time):
+            found.append(
+                f"--time {self.time} is {counted(int(self.time), 'minute')}, as Slurm counts: {self.time}h is hours"
+            )
+        if self.cpus is None:
+            why = (
+                "--cpus was left out: Slurm may give a node's ranks a single core, which they share with their loaders"
+            )
+            found.append(f"{why}; give the cores of a node, as in --cpus 64")
+        return found
 
 
 def sbatch_script(run_file: Path, overrides: Sequence[str], run: RunConfig, allocation: Allocation) -> str:
@@ -50,7 +58,7 @@ def sbatch_script(run_file: Path, overrides: Sequence[str], run: RunConfig, allo
         "gpus-per-node": run.processes if run.device != "cpu" else None,
         "cpus-per-task": allocation.cpus,
         "mem": None if allocation.memory is None else slurm_memory(allocation.memory),
-        "time": allocation.time,
+        "time": slurm_time(allocation.time),
         "partition": allocation.partition,
         "account": allocation.account,
         "signal": f"TERM@{run.grace_seconds}",  # before the end of the job
@@ -85,7 +93,18 @@ def sbatch_script(run_file: Path, overrides: Sequence[str], run: RunConfig, allo
 
 
 def _refuse(run: RunConfig, allocation: Allocation) -> None:
-    """Raises UserError for mounts that are none, and for a run whose checkpoints would end with the container."""
+    """Raises UserError for amounts of time and memory and mounts that are none, and for a run whose checkpoints would
+    end with the container."""
+    together(
+        [
+            lambda: slurm_time(allocation.time),
+            lambda: None if allocation.memory is None else slurm_memory(allocation.memory),
+            lambda: _refuse_mounts(run, allocation),
+        ]
+    )
+
+
+def _refuse_mounts(run: RunConfig, allocation: Allocation) -> None:
     if allocation.image is None:
         if allocation.mounts:
             raise problem("--mount", "was given without --image: there is no container to mount it in", "give --image")

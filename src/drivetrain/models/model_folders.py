@@ -3,7 +3,6 @@ loaded."""
 
 from __future__ import annotations
 
-import difflib
 import pickle
 import re
 import shutil
@@ -15,8 +14,9 @@ from typing import Any
 from safetensors import safe_open
 
 from drivetrain.config.files import MOST_JSON_BYTES, BrokenText, parsed_json, read_text
-from drivetrain.errors import UserError, clipped, problem
+from drivetrain.errors import UserError, problem
 from drivetrain.runtime.hub import ask_hub
+from drivetrain.runtime.model_places import refuse_absent_model
 from drivetrain.trust import pickles, remote_code
 
 SAFE = "give a model whose weights are safetensors"
@@ -90,22 +90,9 @@ def located(path: str, field: str) -> tuple[str, bool]:
         return str(folder), True
     if folder.exists():
         raise problem(field, f"{path} is a file", "give the folder that holds config.json and the weights")
-    is_path = path.startswith((".", "/", "~")) or len(Path(path).parts) > 2
-    if is_path or len(Path(path).parts) == 2:  # one word may be a hub's (gpt2), whatever lies in the current folder
-        _refuse_mistyped_run(folder)
-    if is_path:
-        raise problem(field, f"{path} does not exist", f"relative paths are taken from {Path.cwd()}")
+    refuse_absent_model(path, field)
     ask_hub(path, field)
     return path, False
-
-
-def _refuse_mistyped_run(folder: Path) -> None:
-    """Raises UserError for a folder that is not there, but would lie among runs: it is no name on a hub."""
-    runs = sorted(str(found.parent) for found in folder.parent.glob("*/run.yaml"))
-    if runs:
-        near = difflib.get_close_matches(str(folder), runs, n=1)
-        fix = f"did you mean {near[0]}?" if near else clipped(f"there are {', '.join(runs)}", 200)
-        raise problem(str(folder), "there is no such folder", fix)
 
 
 def unloadable(path: str, local: bool, field: str, error: Exception) -> UserError:

@@ -117,6 +117,16 @@ class Catalogue:
         why = f"{shown(name)} is no device of the catalogue"
         raise problem(field, why, f"{meant}Known: {listed}; --devices FILE.yaml adds your own")
 
+    def knows(self, name: str) -> bool:
+        return _spelling(name) in self._by_spelling
+
+    def near(self, name: str) -> str | None:
+        """Returns the nearest name of a device, as people call it where it has such a name; None if none is near."""
+        names = [*self.devices, *(alias for device in self.devices.values() for alias in device.aliases)]
+        spelt = {_spelling(each): each for each in sorted(names, key=len, reverse=True)}
+        found = difflib.get_close_matches(_spelling(name), spelt, n=1)
+        return spelt[found[0]] if found else None
+
     def network(self, name: str, field: str = "--machine") -> Network:
         if name in self.networks:
             return self.networks[name]

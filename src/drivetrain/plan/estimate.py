@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
 from drivetrain.config.machine import Machine
@@ -13,6 +13,7 @@ from drivetrain.plan.calibration import kept
 from drivetrain.plan.deep_trace import IRRELEVANT, Tracer
 from drivetrain.plan.estimator import NotPlanned
 from drivetrain.plan.machines import Cluster
+from drivetrain.plan.overrides import way_in_words
 from drivetrain.plan.room import room_of_a_rank, unseen_bytes, with_held
 from drivetrain.plan.run_time import time_of
 from drivetrain.plan.samples import Samples, times
@@ -39,16 +40,20 @@ def refuse_offload(run: RunConfig, host: Machine) -> None:
 class Traced:
     """Costs by tracing. Data are read once, and costs are kept by run.
 
-    processes: where given, they trace ahead what is expected, as soon as traces have taken so long that it pays.
+    processes: where given, they trace ahead what is expected, as soon as traces have taken so long that it pays. say:
+    takes the way that is traced, in words, once its data are read.
     """
 
-    def __init__(self, cluster: Cluster, processes: TraceProcesses | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, processes: TraceProcesses | None = None, say: Callable[[str], None] | None = None
+    ) -> None:
         self.cluster = cluster
         self.samples = Samples()
         self._costs: dict[str, StepCosts] = {}
         self._tracer = Tracer()
         self._processes, self._spent = processes, 0.0  # seconds of traces
         self._ahead: dict[str, Future[Answer | None]] = {}
+        self._say = say
 
     @property
     def nodes(self) -> int:
@@ -108,7 +113,10 @@ class Traced:
     def _from_ahead(self, run: RunConfig, key: str) -> StepCosts | None:
         """Returns what a process found; None where none has traced it."""
         future = self._ahead.pop(key, None)
-        answer = None if future is None or self._processes is None else self._processes.answer(future)
+        if future is None or self._processes is None:
+            return None
+        self._tell(run)
+        answer = self._processes.answer(future)
         if answer is None:
             return None
         self._tracer.learn(self.samples.of(run), answer.by_rank, answer.pairs, answer.notes)
@@ -116,7 +124,9 @@ class Traced:
 
     def _traced(self, run: RunConfig, quick: bool) -> StepCosts:
         try:
-            return self._tracer.fullest_step_costs(run, self.host, self.samples.of(run), quick)
+            workload = self.samples.of(run)
+            self._tell(run)
+            return self._tracer.fullest_step_costs(run, self.host, workload, quick)
         except UserError:
             raise
         except Untraceable as error:
@@ -127,6 +137,10 @@ class Traced:
             raise NotPlanned(str(error)) from error
         except Exception as error:  # code of models and engines that was never meant to run without numbers
             raise NotPlanned(f"it cannot be traced: {last_line(error)}; measure it with train or compare") from error
+
+    def _tell(self, run: RunConfig) -> None:
+        if self._say is not None:
+            self._say(f"trace {len(self._costs) + 1}, of {way_in_words(run)}")
 
     def _measured(self, run: RunConfig) -> StepCosts:
         try:

@@ -28,6 +28,13 @@ def overrides_of(run: RunConfig, base: RunConfig) -> tuple[str, ...]:
     return tuple(found)
 
 
+def way_in_words(run: RunConfig) -> str:
+    """Returns what a plan's ways differ in: engine, precision, and what saves memory."""
+    found = [f"engine={engine_text(run.engine)}", f"precision={run.precision}"]
+    found += [f"{name}=true" for name in ("recompute", "offload_activations") if getattr(run, name)]
+    return " ".join([*found, *([] if run.micro_batch_size is None else [f"micro_batch_size={run.micro_batch_size}"])])
+
+
 def after(own: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
     """Returns the overrides of a row after the user's own, without those of the user that the row's replace."""
     replaced = {each.partition("=")[0] for each in added}

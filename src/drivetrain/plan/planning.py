@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from drivetrain.config.axes import choices, read_axes
 from drivetrain.config.load import AUTO, OPEN, left_to_the_plan, load, resolve_key
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import PRECISIONS
-from drivetrain.config.rules import precision_gap
+from drivetrain.config.rules import judged_anywhere, precision_gap
 from drivetrain.config.run import RunConfig
 from drivetrain.data.remote_sources import fetched
-from drivetrain.errors import UserError, problem
+from drivetrain.errors import Problem, UserError, problem
 from drivetrain.plan.as_asked import plan_as_asked
 from drivetrain.plan.calibration import kept
 from drivetrain.plan.catalogue import catalogue
@@ -37,15 +37,33 @@ def planned(
     devices: Path | None = None,
     price: float | None = None,
     trust: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> Plan:
     """Returns the plan of a run file.
 
     arguments: overrides, and axes as `compare` takes them: with an axis each combination is planned as it stands,
     without one the best way is searched. Where the machine's speed is not known, the run is planned as it stands too,
     without times. machine: as `machines.cluster` takes it. devices: a YAML with devices of the user's own.
+    say: takes the way that is looked at, in words, and the number of its trace.
     """
+    try:
+        there = cluster(machine, catalogue(devices))
+    except UserError as error:  # what is wrong with the run shows without a machine
+        raise UserError([*_problems_anywhere(run_file, arguments), *error.problems]) from None
     with tracing_processes() as processes:
-        return _planned(run_file, arguments, Traced(cluster(machine, catalogue(devices)), processes), price, trust)
+        return _planned(run_file, arguments, Traced(there, processes, say), price, trust)
+
+
+def _problems_anywhere(run_file: Path, arguments: Sequence[str]) -> list[Problem]:
+    """Returns the problems of a run file, in each of the ways that are named, on whatever machine."""
+    try:
+        fixed, axes = read_axes(arguments)
+        asked = [f"{name}={OPEN[name]}" for name in left_to_the_plan(run_file, fixed)]
+        read = [load(run_file, [*each.overrides, *asked]) for each in choices(fixed, axes)]
+    except UserError as error:
+        return list(error.problems)
+    found = [each for run, its in read for each in (its if run is None else judged_anywhere(run, its))]
+    return list(dict.fromkeys(found))
 
 
 def _planned(run_file: Path, arguments: Sequence[str], estimator: Traced, price: float | None, trust: bool) -> Plan:

@@ -196,6 +196,12 @@ class RunFolder:
             write_whole(self.run_file, text)
 
 
+def run_around(place: Path) -> RunFolder | None:
+    """Returns the run that a checkpoint's folder lies in; None if it lies in no run."""
+    run = RunFolder(place.parent.parent)
+    return run if run.run_file.is_file() and place.parent == run.checkpoints else None
+
+
 class SameFolder:
     """Notices when a path no longer leads to the same folder: it was deleted, moved, or replaced.
 

@@ -20,11 +20,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt. ids: the model's input. reference: the answer in the data, if any."""
+    """A prompt. ids: the model's input. reference: the answer in the data, if any. name: file and row, of a prompt of a
+    file that is predicted for."""
 
     text: str
     ids: tuple[int, ...]
     reference: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,11 @@ class Generates(ABC):
     @abstractmethod
     def prompts_of(self, texts: Sequence[str]) -> Sequence[Prompt]:
         """Returns the prompts that texts of a user are. Raises UserError for one that cannot be answered."""
+
+    @abstractmethod
+    def prompts_in(self, path: str) -> Sequence[Prompt] | None:
+        """Returns the prompts of the rows at `path`, some of which have no reply; None where all have one, or rows are
+        no prompts: then they are samples. Raises UserError with all rows that cannot be answered."""
 
     @property
     @abstractmethod

@@ -22,6 +22,7 @@ from drivetrain.workloads.base import Batch, BestMetric, Outputs, Samples
 from drivetrain.workloads.exporting import Dialogue, PlainBatch
 from drivetrain.workloads.generating import Generates, Prompt
 from drivetrain.workloads.language_build import build_language_model, inputs_of
+from drivetrain.workloads.language_prompt_files import prompts_in
 from drivetrain.workloads.language_prompts import (
     behind,
     dialogues_of,
@@ -145,6 +146,9 @@ class LanguageModelWorkload(LanguageSamplesWorkload, Generates):
 
     def prompts_of(self, texts: Sequence[str]) -> Sequence[Prompt]:
         return [own_prompt(text, self._reader, self._config, "--text") for text in texts]
+
+    def prompts_in(self, path: str) -> Sequence[Prompt] | None:
+        return prompts_in(path, self._reader, self._config)
 
     @property
     def settings(self) -> Generation:

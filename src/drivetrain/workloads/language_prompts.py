@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Any
@@ -14,6 +14,7 @@ from drivetrain.config.generation import Generation
 from drivetrain.config.language import LanguageModel
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversations import Conversation, Message
+from drivetrain.data.language.row_schema import RowError
 from drivetrain.data.language.samples import JoinedSamples, Sample
 from drivetrain.errors import UserError, problem
 from drivetrain.workloads.base import Samples
@@ -67,7 +68,7 @@ def prompt_of_sample(sample: Sample, tokenizer: Any) -> Prompt | None:
     start = int(before[-1]) + 1
     reply = tokenizer.decode(ids[start:end].tolist(), skip_special_tokens=True)
     given = ids[:start].tolist()
-    return Prompt(_text(tokenizer, given), tuple(given), reply)
+    return Prompt(text_of(tokenizer, given), tuple(given), reply)
 
 
 class OwnSamples:
@@ -111,7 +112,7 @@ def _of_data(
     if reader.template is None:
         for index in range(min(asked.samples, len(evaluation))):
             ids = evaluation.load(index, 0)[0][: asked.prompt_tokens].tolist()
-            yield Prompt(_text(reader.tokenizer, ids), tuple(ids))
+            yield Prompt(text_of(reader.tokenizer, ids), tuple(ids))
         return
     given = 0
     for conversation in reader.held:
@@ -122,35 +123,55 @@ def _of_data(
 
 
 def _of_conversation(conversation: Conversation, template: ChatTemplate, tokenizer: Any) -> Prompt | None:
-    replies = [place for place, message in enumerate(conversation.messages) if message.role == "assistant"]
+    messages, reference = split_at_reply(conversation)
     try:
-        ids = template.prompt_ids(conversation.messages[: replies[-1]], conversation.tools)
+        ids = template.prompt_ids(messages, conversation.tools)
     except Exception:  # templates raise what they like; the account of the data tells it
         return None
-    reply = conversation.messages[replies[-1]]
-    calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in reply.tool_calls]
-    return Prompt(_text(tokenizer, ids), tuple(ids), "\n".join([*([reply.content] if reply.content else []), *calls]))
+    return Prompt(text_of(tokenizer, ids), tuple(ids), reference)
+
+
+def split_at_reply(conversation: Conversation) -> tuple[Sequence[Message], str | None]:
+    """Returns the messages before the last reply, and this reply with its calls of tools. A conversation that ends with
+    another message is a prompt as a whole, without a reference."""
+    *before, last = conversation.messages
+    if last.role != "assistant":
+        return conversation.messages, None
+    calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in last.tool_calls]
+    return before, "\n".join([*([last.content] if last.content else []), *calls])
 
 
 def own_prompt(text: str, reader: LanguageReader, config: LanguageModel, field: str) -> Prompt:
     """Returns the prompt that a user's text is: a message to answer, or a text to continue. Raises UserError on `field`
     for one that leaves no room for an answer, or that the template refuses."""
+    system = [] if config.data.system is None else [Message("system", config.data.system)]
+    try:
+        ids = ids_of_prompt([*system, Message("user", text)], (), reader, config)
+    except RowError as error:
+        raise problem(field, str(error), "give a prompt that it takes, and that leaves room for an answer") from None
+    return Prompt(text_of(reader.tokenizer, ids), ids)
+
+
+def ids_of_prompt(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], reader: LanguageReader, config: LanguageModel
+) -> tuple[int, ...]:
+    """Returns the tokens that get the reply to messages; without a chat template, those of the last one, whose text is
+    continued. Raises RowError if they leave no room for an answer, or the template refuses them."""
+    text = messages[-1].content
     if reader.template is None:
         ids = reader.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     else:
-        system = [] if config.data.system is None else [Message("system", config.data.system)]
         try:
-            ids = reader.template.prompt_ids([*system, Message("user", text)])
+            ids = reader.template.prompt_ids(messages, tools)
         except Exception as error:  # templates raise what they like
-            why = f"{reader.template.name} refuses {text[:40]!r}: {error}"
-            raise problem(field, why, "give a prompt that it takes") from None
+            raise RowError(f"{reader.template.name} refuses {text[:40]!r}: {error}") from None
     if not 0 < len(ids) < config.data.length:
-        why = f"{text[:40]!r} has {len(ids)} tokens, of a length of {config.data.length}"
-        raise problem(field, why, "give a prompt that leaves room for an answer")
-    return Prompt(_text(reader.tokenizer, ids), tuple(ids))
+        raise RowError(f"{text[:40]!r} has {len(ids)} tokens, of a length of {config.data.length}")
+    return tuple(ids)
 
 
-def _text(tokenizer: Any, ids: Sequence[int]) -> str:
+def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Returns the text of tokens, special ones among them."""
     text: str = tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
     return text
 

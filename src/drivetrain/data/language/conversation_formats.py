@@ -264,14 +264,14 @@ def guess_formatting(
     ranking = answers and "rejected" in keys and "response" not in columns
     forms: list[RowSchema] = []
     if "messages" not in columns:
-        form = RowSchema("alpaca", columns or _present(keys, "alpaca"), tags, ranking, by_usual_names=not columns)
+        form = RowSchema("alpaca", columns or present(keys, "alpaca"), tags, ranking, by_usual_names=not columns)
         if set(form.required.values()) <= set(keys) or {"prompt", "response"} & columns.keys():
             forms.append(form)
     if not {"prompt", "response"} & columns.keys():
-        for column in [columns["messages"]] if "messages" in columns else _most_used(MESSAGES, first_rows):
-            formatting = _guessed_messages(first_rows, column, tags)
+        for column in [columns["messages"]] if "messages" in columns else most_used(MESSAGES, first_rows):
+            formatting = guessed_messages(first_rows, column, tags)
             if formatting is not None:
-                named = {**(columns or _present(keys, formatting)), "messages": column}
+                named = {**(columns or present(keys, formatting)), "messages": column}
                 forms.append(RowSchema(formatting, named, tags, ranking, by_usual_names=not columns))
     if not forms:
         raise problem(field, f"rows of {where} have {', '.join(keys) or 'nothing'}: no format that is known", EXPECTED)
@@ -281,14 +281,14 @@ def guess_formatting(
     return forms[0]
 
 
-def _most_used(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def most_used(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns one of the columns, unless others are in as many rows: a name misspelt in a few rows is a fault of these
     rows."""
     counts = {column: sum(isinstance(row.get(column), list) for row in rows) for column in columns}
     return [column for column in columns if counts[column] == max(counts.values())]
 
 
-def _guessed_messages(
+def guessed_messages(
     rows: Sequence[Mapping[str, Any]], column: str, tags: Mapping[str, str]
 ) -> Literal["sharegpt", "openai"] | None:
     """Returns the format whose keys the messages in that column have. Tags that fit both are LLaMA-Factory's, for
@@ -303,7 +303,7 @@ def _guessed_messages(
     return None
 
 
-def _present(keys: Sequence[str], formatting: Formatting) -> dict[str, str]:
+def present(keys: Sequence[str], formatting: Formatting) -> dict[str, str]:
     """Returns those of the format's columns that rows have by their usual names."""
     found = {name: COLUMNS[formatting].get(name, name) for name in USED[formatting]}
     return {name: column for name, column in found.items() if column in keys}

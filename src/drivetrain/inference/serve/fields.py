@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import secrets
 from dataclasses import replace
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -46,6 +48,8 @@ DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MOST_STOPS = 16
 LONGEST_STOP = 1000  # characters: each new token is compared with all beginnings of a text that may end an answer
 MOST_ANSWERS = 128
+MOST_NAMED = 5  # fields of a request that an error names
+MOST_COMPARED = 50  # characters of a name that are compared with those of fields
 
 
 class Body(BaseModel):
@@ -55,12 +59,25 @@ class Body(BaseModel):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Body:
-        for name, value in (self.model_extra or {}).items():
-            if name in LABELS or value is None or _asks_for_nothing(name, value):
-                continue
-            reason = REASONS.get(name, "leave it out" if name in NEUTRAL else "no such field is known")
-            raise ValueError(f"{shown(name)[1:-1]}={shown(value)} is not supported: {reason}")
+        unheeded = {
+            name: value
+            for name, value in (self.model_extra or {}).items()
+            if not (name in LABELS or value is None or _asks_for_nothing(name, value))
+        }
+        if unheeded:
+            first = islice(unheeded.items(), MOST_NAMED)
+            whys = [
+                f"{shown(name)[1:-1]}={shown(value)} is not supported: {self._reason(name)}" for name, value in first
+            ]
+            more = [f"and {len(unheeded) - MOST_NAMED:,} more"] if len(unheeded) > MOST_NAMED else []
+            raise ValueError("; ".join([*whys, *more]))
         return self
+
+    def _reason(self, name: str) -> str:
+        if name in REASONS or name in NEUTRAL:
+            return REASONS.get(name, "leave it out")
+        near = difflib.get_close_matches(name[:MOST_COMPARED], type(self).model_fields, n=1)
+        return f"no such field is known{f': did you mean {near[0]}?' if near else ''}"
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:

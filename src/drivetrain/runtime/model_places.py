@@ -1,0 +1,44 @@
+"""Refuses places of models that are not there, by their names alone: before anything that takes seconds is imported."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from drivetrain.config.files import read_text
+from drivetrain.errors import clipped, problem
+from drivetrain.runtime.checkpoint_names import check_there
+from drivetrain.runtime.run_folder import RunFolder
+
+RUN_FILES = (".yaml", ".yml")
+
+
+def refuse_absent_model(path: str, field: str) -> None:
+    """Raises UserError for a path that is not there, and can be no model's name on a hub."""
+    folder = Path(path).expanduser()
+    if folder.exists():
+        return
+    if folder.suffix in RUN_FILES:
+        read_text(folder, 0)  # which says what lies beside it
+    is_path = path.startswith((".", "/", "~")) or len(Path(path).parts) > 2
+    if is_path or len(Path(path).parts) == 2:  # one word may be a hub's (gpt2), whatever lies in the current folder
+        _refuse_mistyped_run(folder)
+    if is_path:
+        raise problem(field, f"{path} does not exist", f"relative paths are taken from {Path.cwd()}")
+
+
+def refuse_absent_source(path: str, checkpoint: str) -> None:
+    """Raises UserError for a model that is asked, or a checkpoint of its run, that is not there."""
+    refuse_absent_model(path, "MODEL")
+    run = RunFolder(Path(path).expanduser())
+    if run.run_file.is_file():
+        check_there(checkpoint, run.checkpoints, "--checkpoint")
+
+
+def _refuse_mistyped_run(folder: Path) -> None:
+    """Raises UserError for a folder that is not there, but would lie among runs: it is no name on a hub."""
+    runs = sorted(str(found.parent) for found in folder.parent.glob("*/run.yaml"))
+    if runs:
+        near = difflib.get_close_matches(str(folder), runs, n=1)
+        fix = f"did you mean {near[0]}?" if near else clipped(f"there are {', '.join(runs)}", 200)
+        raise problem(str(folder), "there is no such folder", fix)
