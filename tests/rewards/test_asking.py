@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,6 +98,30 @@ def test_all_functions_that_cannot_be_called_are_refused_at_once() -> None:
     with pytest.raises(UserError) as refused:
         Rewarding([Reward(use=each) for each in uses]).start()
     assert [each.field.split(".")[-2] for each in refused.value.problems] == ["0", "2"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="process groups are of POSIX")
+def test_a_call_under_way_outlasts_signals_to_the_process_group_and_is_not_made_again(tmp_path: Path) -> None:
+    """Ctrl-C, and a launcher's SIGTERM to its ranks, are for the run, which saves first."""
+    file, root = tmp_path / "asked", Path(__file__).parents[2]
+    program = f"""
+import signal
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: None)
+from tests.rewards.test_asking import asked, values
+print(values(asked([["a", "bb"]], use="tests.rewards.scores:waited", options={{"file": {str(file)!r}}})))
+"""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True, start_new_session=True) as asking:
+        while not file.exists():
+            assert asking.poll() is None
+            time.sleep(0.02)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.killpg(asking.pid, number)
+        Path(f"{file}.go").touch()
+        printed, _ = asking.communicate()
+    assert printed == "[[1.0, 2.0]]\n"
+    assert file.read_text() == "['a', 'bb']\n"
 
 
 def test_processes_end_with_the_reward() -> None:
