@@ -84,9 +84,9 @@ def _text(seeds: range) -> str:
         "answered rightly by the likeliest tokens, and drawn at temperature 1; the share of a drawn answer's digits "
         "that are right; and how far the model is from the teacher, KL(model ‖ teacher) in nats an answer, estimated "
         f"at its drawn answers. Means of {len(seeds)} seeds ({seeds[0]} to {seeds[-1]}: data, start and draws; one "
-        "teacher) with their standard errors; the last column is seed by seed. Controls: a teacher of random weights, "
-        "and replies dealt to other prompts, from which sft cannot learn the task; forward_kl can, since the teacher "
-        "sees the prompt, and holds likely there what goes with it."
+        "teacher) with their standard errors; the last column is seed by seed. Rate and steps were chosen at seeds 0 "
+        "and 100. Controls: a teacher of random weights, and replies dealt to other prompts, from which sft cannot "
+        "learn the task; forward_kl can, since the teacher sees the prompt, and holds likely there what goes with it."
     )
 
 
