@@ -14,7 +14,6 @@ checkpoints that a run leaves.
 from __future__ import annotations
 
 import argparse
-import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ import learning_distilled
 import learning_pairs
 import learning_rewards
 from interleaved import BENCH
-from tables import machine_line, markdown_table
+from tables import machine_line, markdown_table, with_part
 
 RESULTS = BENCH / "results" / "learning.md"
 TITLE = "# Each stage learns what it should\n\nMade by `python bench/learning.py`, a command for each part.\n"
@@ -57,17 +56,6 @@ def main() -> None:
     page = options.output.read_text() if options.output.exists() else TITLE
     options.output.write_text(with_part(page, options.command, part))
     print(part)
-
-
-def with_part(page: str, name: str, part: str) -> str:
-    """Returns the page with the part of this name replaced, or added at its end."""
-    parts = re.split(r"(?m)^(?=## )", page)
-    heads = [each.split("\n")[0] for each in parts]
-    if f"## {name}" in heads:
-        parts[heads.index(f"## {name}")] = part
-    else:
-        parts.append(part)
-    return "\n".join(each.strip() + "\n" for each in parts)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 # what is under way → the functions, by module and name, which are that; the outermost one counts
+CACHING, DRAWING, REWARDS = "caching the reference", "drawing answers", "rewards"
 PHASES: dict[str, Sequence[tuple[str, str]]] = {
-    "caching the reference": [("drivetrain.training.precompute", "_compute")],
-    "drawing answers": [
+    CACHING: [("drivetrain.training.precompute", "_compute")],
+    DRAWING: [
         ("drivetrain.workloads.policy", "drawn_answers"),
         ("drivetrain.workloads.own_answers", "drawn_answers"),
     ],
-    "rewards": [("drivetrain.workloads.rewarding", "Rewarding.values")],
+    REWARDS: [("drivetrain.workloads.rewarding", "Rewarding.values")],
     "log-probabilities of answers": [("drivetrain.generation.passes", "Passes.each")],
     "update": [
         ("drivetrain.engines.autograd", "AutogradEngine.forward_backward"),
@@ -46,10 +47,19 @@ _HEAD = struct.Struct("=ii")  # the phase under way, 0 for none; how many have b
 
 
 class Shared:
-    """The memory that says what is under way. One process writes it."""
+    """The memory that says what is under way. One process writes it.
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _HEAD.size + _RECORD.size * len(_NAMES))
+    file: where others that are no forks of this process find it; it is made if it is not there.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        size = _HEAD.size + _RECORD.size * len(_NAMES)
+        if file is None:
+            self._memory = mmap.mmap(-1, size)
+            return
+        with file.open("r+b" if file.exists() else "w+b") as opened:
+            opened.truncate(size)
+            self._memory = mmap.mmap(opened.fileno(), size)
 
     def now(self) -> str:
         phase, begun = _HEAD.unpack_from(self._memory)
@@ -129,10 +139,7 @@ def _run(words: Sequence[str], folder: Path, environment: Mapping[str, str], sha
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ |= environment
-        for number, places in enumerate(PHASES.values()):
-            for module, name in places:
-                _replace(module, name, functools.partial(_marked, number=number, shared=shared))
-        _replace("drivetrain.generation.passes", "Passes.answers", _noted)
+        mark(shared)
         importlib.import_module("drivetrain.cli").main(list(words))
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
@@ -144,6 +151,14 @@ def _run(words: Sequence[str], folder: Path, environment: Mapping[str, str], sha
         os._exit(code)
 
 
+def mark(shared: Shared) -> None:
+    """From now on this process says there what it does, and keeps account of the answers that it draws."""
+    for number, places in enumerate(PHASES.values()):
+        for module, name in places:
+            _replace(module, name, functools.partial(_marked, number=number, shared=shared))
+    _replace("drivetrain.generation.passes", "Passes.answers", _noted)
+
+
 def _replace(module: str, name: str, change: Callable[[Any], Any]) -> None:
     *owners, last = name.split(".")
     owner = functools.reduce(getattr, owners, importlib.import_module(module))
@@ -151,15 +166,17 @@ def _replace(module: str, name: str, change: Callable[[Any], Any]) -> None:
 
 
 def _marked(function: Callable[..., Any], number: int, shared: Shared) -> Callable[..., Any]:
+    """Returns the function, which says when it is under way. One that an error ends, as where another rank is lost,
+    stays the last that was: it has not done its work."""
+
     @functools.wraps(function)
     def marked(*args: Any, **kwargs: Any) -> Any:
         if not shared.begin(number):
             return function(*args, **kwargs)
         began = time.monotonic()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            shared.end(number, time.monotonic() - began)
+        result = function(*args, **kwargs)
+        shared.end(number, time.monotonic() - began)
+        return result
 
     return marked
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,17 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """First column to the left, figures to the right."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def with_part(page: str, name: str, part: str) -> str:
+    """Returns the page with the part of this name replaced, or added at its end."""
+    parts = re.split(r"(?m)^(?=## )", page)
+    heads = [each.split("\n")[0] for each in parts]
+    if f"## {name}" in heads:
+        parts[heads.index(f"## {name}")] = part
+    else:
+        parts.append(part)
+    return "\n".join(each.strip() + "\n" for each in parts)
 
 
 def write(path: Path, text: str) -> None:

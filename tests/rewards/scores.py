@@ -59,6 +59,15 @@ def counted(completions: list[str], file: str) -> list[float]:
     return [float(len(text) % 5) for text in completions]
 
 
+def waited(completions: list[str], file: str) -> list[float]:
+    """Notes that it was asked, and waits until there is another file."""
+    with Path(file).open("a") as lines:
+        lines.write(f"{completions}\n")
+    while not Path(f"{file}.go").exists():
+        time.sleep(0.01)
+    return [float(len(text)) for text in completions]
+
+
 def needs_more(completions: list[str], solution: list[str]) -> list[float]:
     return [float(a == b) for a, b in zip(completions, solution, strict=True)]
 

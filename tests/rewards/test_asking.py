@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +99,45 @@ def test_all_functions_that_cannot_be_called_are_refused_at_once() -> None:
     with pytest.raises(UserError) as refused:
         Rewarding([Reward(use=each) for each in uses]).start()
     assert [each.field.split(".")[-2] for each in refused.value.problems] == ["0", "2"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="process groups are of POSIX")
+def test_a_call_under_way_outlasts_signals_to_the_process_group_and_is_not_made_again(tmp_path: Path) -> None:
+    """Ctrl-C, and a launcher's SIGTERM to its ranks, are for the run, which saves first."""
+    with waiting(tmp_path / "asked") as asking:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.killpg(asking.pid, number)
+        (tmp_path / "asked.go").touch()
+        printed, _ = asking.communicate()
+    assert printed == "[[1.0, 2.0]]\n"
+    assert (tmp_path / "asked").read_text() == "['a', 'bb']\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is of POSIX")
+def test_a_process_whose_call_never_ends_goes_with_the_run_that_is_killed(tmp_path: Path) -> None:
+    with waiting(tmp_path / "asked") as asking:
+        [computing] = psutil.Process(asking.pid).children()
+        asking.kill()
+    assert psutil.wait_procs([computing], timeout=30) == ([computing], [])
+
+
+@contextmanager
+def waiting(file: Path) -> Iterator[subprocess.Popen[str]]:
+    """Yields a process, the first of its group, which has asked for the rewards of two answers and waits for them. It
+    does nothing about signals."""
+    program = f"""
+import signal
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: None)
+from tests.rewards.test_asking import asked, values
+print(values(asked([["a", "bb"]], use="tests.rewards.scores:waited", options={{"file": {str(file)!r}}})))
+"""
+    command, root = [sys.executable, "-c", program], Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True, start_new_session=True) as asking:
+        while not file.exists():
+            assert asking.poll() is None
+            time.sleep(0.02)
+        yield asking
 
 
 def test_processes_end_with_the_reward() -> None:

@@ -24,7 +24,11 @@ class FailedCall(Exception):
 
 
 class RewardProcess:
-    """Starts with the first call, and anew after a crash or a call that took too long."""
+    """Starts with the first call, and anew after a crash or a call that took too long.
+
+    It has a session of its own. Ctrl-C and a launcher's SIGTERM reach a run's whole process group, and the run saves
+    before it stops: a call that they ended would be made again, answer by answer.
+    """
 
     def __init__(self, reward: Reward, field: str) -> None:
         self._reward, self._field = reward, field
@@ -40,7 +44,7 @@ class RewardProcess:
         command = [sys.executable, "-P", "-m", "drivetrain.rewards.worker"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # it imports what this process can
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True)
         self._ready_by = time.monotonic() + START_SECONDS
         with suppress(BrokenPipeError):  # a process that ended is reported by `start`, which gets no answer
             self._send({"path": self._reward.use, "field": self._field, "options": self._reward.options})
