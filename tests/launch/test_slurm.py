@@ -13,7 +13,7 @@ import pytest
 
 from drivetrain.errors import UserError
 from drivetrain.launch.slurm import slurm_memory
-from drivetrain.launch.slurm_time import slurm_time
+from drivetrain.launch.slurm_time import seconds_of, slurm_time
 from tests.launch.test_start import free_port, prepared
 
 Call = Callable[..., tuple[int, str, str]]
@@ -276,6 +276,24 @@ def test_a_time_limit_is_written_as_slurm_takes_it(text: str, slurm: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        ("30", 30 * 60),
+        ("30:15", 30 * 60 + 15),
+        ("12:00:00", 12 * 3600),
+        ("1-12", 36 * 3600),
+        ("1-12:30", 36 * 3600 + 30 * 60),
+        ("1-12:30:15", 36 * 3600 + 30 * 60 + 15),
+        ("0", None),
+        ("UNLIMITED", None),
+    ],
+)
+def test_a_limit_lasts_as_long_as_slurm_counts(limit: str, seconds: int | None) -> None:
+    """By the formats in sbatch's manual: a number alone is minutes, and behind days hours come first."""
+    assert seconds_of(limit) == seconds
+
+
+@pytest.mark.parametrize(
     "text", ["", "soon", "12x", "1.5h", "h", "12h1d", "1:2:3:4", "1-", "-1", "1d-12", "0h", "٣h", "9" * 10]
 )
 def test_what_slurm_would_refuse_or_misread_is_refused_with_an_example(text: str) -> None:
@@ -305,6 +323,16 @@ def test_the_script_has_the_limit_converted_and_wrong_amounts_are_refused_togeth
     code, script, reported = drivetrain(*given, "--time", "12")
     assert "#SBATCH --time=12\n" in script
     assert "--time 12 is 12 minutes, as Slurm counts: 12h is hours" in reported
+    for text, words in (
+        ("24:00", "--time 24:00 is 24 minutes, as Slurm counts: 24h is hours"),
+        ("0", "--time 0 sets no limit, as Slurm counts"),
+        ("5m", "--time 5m is no longer than the 300 s (grace_seconds) that a run has to save"),
+    ):
+        code, _, reported = drivetrain(*given, "--time", text)
+        assert code == 0
+        assert words in " ".join(reported.split())
+    code, _, reported = drivetrain(*given, "--time", "6m")
+    assert "grace_seconds" not in reported
     code, script, reported = drivetrain(*given, "--time", "1,5h", "--memory", "much", "--mount", "/a:/b")
     assert (code, script) == (2, "")
     for words in ("--time: '1,5h' is no time limit", "--memory: 'much'", "--mount: was given without --image"):

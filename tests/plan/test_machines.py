@@ -81,6 +81,7 @@ def test_what_is_wrong_with_a_machine_is_named_all_at_once() -> None:
     ("text", "words"),
     [
         ("H100", "write 1xH100 for one"),
+        ("H100x8", "write 8xH100. Else"),
         ("8x", "write DEVICES x KIND"),
         ("", "write DEVICES x KIND"),
         ("8xT5", "did you mean T4?"),

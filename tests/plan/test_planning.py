@@ -191,3 +191,13 @@ def test_a_plan_says_which_way_it_looks_at_and_how_many_traces_it_took(
         f"trace {number}, of engine={engine} precision=fp32 micro_batch_size=2"
         for number, engine in enumerate(("single", "ddp"), start=1)
     ]
+
+
+def test_devices_that_the_choice_leaves_idle_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    idle = "the choice takes 1 of the 2 devices; the others would stand idle"
+    for engine, is_noted in (("single", True), ("ddp", False)):
+        found = planning.planned(Path("run.yaml"), [f"engine={engine}"], "2xH100-80GB")
+        assert found.choice is not None
+        assert (idle in found.notes) is is_noted

@@ -33,15 +33,21 @@ def test_a_step_that_was_retired_is_answered_with_those_that_are_there(root: Pat
             check_named(given, root, "--checkpoint")
         [found] = refused.value.problems
         assert found.field == "--checkpoint"
-        assert found.why.startswith(f"{given} is no checkpoint folder; {root} holds the steps 10, 12,")
-        assert found.fix.startswith(f"give best, last or a folder, as {root}/step-0000001")
-    assert check_named(str(root / "step-00000010"), root, "--checkpoint") == root / "step-00000010"
+        assert found.why.startswith(f"{given} is no checkpoint folder; {root} holds the steps 10, 12")
+        assert found.fix.startswith(f"give best, last, a step, or a folder, as {root}/step-0000001")
+    for given in (str(root / "step-00000010"), "step-00000010", "step-10", "10"):
+        assert check_named(given, root, "--checkpoint") == root / "step-00000010"
+
+
+def test_a_path_of_another_run_is_not_taken_for_a_step_of_this_one(root: Path) -> None:
+    with pytest.raises(UserError, match="is no checkpoint folder"):
+        check_named("runs/other/checkpoints/step-00000010", root, "--checkpoint")
 
 
 def test_of_many_steps_the_newest_are_listed(root: Path) -> None:
     for step in range(100, 130):
         (root / f"step-{step:08d}").mkdir()
-    with pytest.raises(UserError, match=r"holds the steps \.\.\., 110, 111, .*, 129, and others") as refused:
+    with pytest.raises(UserError, match=r"holds the steps \.\.\., 110, 111, .*, 129") as refused:
         check_named("step-00000050", root, "--checkpoint")
     assert "step-00000012" in str(refused.value), "the nearest is named"
 

@@ -93,7 +93,7 @@ def launch(
 
         allocation = Allocation(time, partition, account, cpus, memory, image, mount or [])
         text = sbatch_script(run_file, job.overrides, job.run, allocation)
-        notices += allocation.notices
+        notices += allocation.notices(job.run)
     elif skypilot:
         from drivetrain.launch.kubernetes import as_yaml
         from drivetrain.launch.skypilot import Wanted, skypilot_task

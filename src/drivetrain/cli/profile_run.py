@@ -24,6 +24,7 @@ from drivetrain.plan.timeline import NOTHING, Timeline
 from drivetrain.profile.suggestions import Suggestion, suggestions
 
 WARMING = "a few that warm up"
+NO_SPEED = "nothing is suggested by the plan, which does not know this machine's speed: run drivetrain calibrate once"
 SHORTER = "the run has fewer steps than are profiled: it was continued as a longer run"
 
 
@@ -145,7 +146,7 @@ class _Plans:
         self._estimator = Traced(this_machine(catalogue()).over(nodes))
         self._rows: dict[tuple[str, ...], Row | None] = {}
         no_speed = self._estimator.no_speed
-        self.notes = [] if no_speed is None else [f"nothing is suggested by the plan: {no_speed}"]
+        self.notes = [] if no_speed is None else [NO_SPEED]
 
     def seconds(self, added: Sequence[str]) -> float | None:
         """Returns the planned seconds of a step; None where the way does not fit, or its time is not known."""

@@ -32,13 +32,14 @@ class PredictedRows:
         self._answering: Answering | None = None
         if isinstance(workload, Generates):
             self._answering = Answering(engine, workload, ranks, run.evaluation_batch)
+        # rows that come together, as the answers of many prompts do
+        self.at_once = 1 if self._answering is None else ROUNDS * run.evaluation_batch * engine.data_world
 
     def of_prompts(self, prompts: Sequence[Prompt], start: int) -> Iterator[dict[str, Any]]:
         """Yields {"sample": its name or number, ...its answer} of each prompt from `start` on."""
         assert self._answering is not None, "the workload generates"
-        size = ROUNDS * self._run.evaluation_batch * self._engine.data_world
-        for first in range(start, len(prompts), size):
-            part = dict(enumerate(prompts[first : first + size], first))
+        for first in range(start, len(prompts), self.at_once):
+            part = dict(enumerate(prompts[first : first + self.at_once], first))
             for number, row in self._answers(part).items():
                 if self._ranks.is_first:
                     name = part[number].name

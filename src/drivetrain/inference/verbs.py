@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,14 @@ def rows_in_arithmetic(
         yield from rows
         return
     line = ProgressLine("predicting", len(prompts or () if samples is None else samples), start, SAMPLES)
-    for row in rows:
-        yield row
-        line.add()
+    yield from in_bursts(rows, predicted.at_once, lambda number: line.reach(start + number))
     line.end()
+
+
+def in_bursts(rows: Iterable[dict[str, Any]], at_once: int, reached: Callable[[int], None]) -> Iterator[dict[str, Any]]:
+    """Yields rows of which `at_once` come together, and reports their number after each such burst: the first row of
+    one would seem to have taken the time of all."""
+    for number, row in enumerate(rows, 1):
+        yield row
+        if number % at_once == 0:
+            reached(number)

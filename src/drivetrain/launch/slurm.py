@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError, counted, problem, together
-from drivetrain.launch.slurm_time import slurm_time
+from drivetrain.launch.slurm_time import seconds_of, slurm_time
 
 PORT = 29500
 MOUNT = re.compile(r"/[^:,]*:/[^:,]*(:[a-z+]+)?")  # pyxis takes flags after a second colon
@@ -31,14 +31,21 @@ class Allocation:
     image: str | None = None  # of a container that pyxis makes
     mounts: Sequence[str] = ()  # SRC:DST of folders in it, beside the one that the job starts in
 
-    @property
-    def notices(self) -> list[str]:
+    def notices(self, run: RunConfig) -> list[str]:
         """Returns what Slurm does where an option was left out, or may mean something else than was meant."""
         found = []
-        if self.time.strip().isdecimal() and int(self.time):
-            found.append(
-                f"--time {self.time} is {counted(int(self.time), 'minute')}, as Slurm counts: {self.time}h is hours"
+        limit = slurm_time(self.time)
+        seconds, short = seconds_of(limit), re.fullmatch(r"(\d+)(:\d+)?", limit)
+        if seconds is None:
+            found.append(f"--time {self.time} sets no limit, as Slurm counts")
+        elif short:
+            minutes = counted(int(short[1]), "minute")
+            found.append(f"--time {self.time} is {minutes}, as Slurm counts: {short[1]}h is hours")
+        if seconds is not None and seconds <= run.grace_seconds:
+            why = (
+                f"--time {self.time} is no longer than the {run.grace_seconds} s (grace_seconds) that a run has to save"
             )
+            found.append(f"{why}: Slurm would end it as soon as it starts; give more")
         if self.cpus is None:
             why = (
                 "--cpus was left out: Slurm may give a node's ranks a single core, which they share with their loaders"

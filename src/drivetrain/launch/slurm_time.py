@@ -43,6 +43,17 @@ def slurm_time(text: str, field: str = "--time") -> str:
     return f"{days}-{clock}" if days else clock
 
 
+def seconds_of(limit: str) -> int | None:
+    """Returns the seconds of a limit as Slurm writes it; None for no limit, which 0 stands for too."""
+    if not limit[0].isdecimal():
+        return None
+    days, dash, clock = limit.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    # of one number alone: minutes; of two: minutes and seconds; behind days: hours first
+    hours, minutes, seconds = [*parts, 0, 0][:3] if dash or len(parts) == 3 else [0, *parts, 0][:3]
+    return (((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds) or None
+
+
 def _with_units(text: str) -> str:
     """Returns a text with each unit as a letter, without spaces: "1 day 12 hours" becomes 1d12h. Other words stay."""
     return re.sub(r"\s*([a-z]+)\s*", lambda word: WORDS.get(word[1], word[1]), text.lower())

@@ -125,7 +125,9 @@ def _parts(text: str) -> tuple[list[int], str, str | None]:
     found = re.fullmatch(r"\s*(\d+)\s*[xX×*]\s*(?:(\d+)\s*[xX×*]\s*)?(\S.*?)\s*", written)
     if found is None or (at and not between.strip()):
         bare = re.fullmatch(r"[A-Za-z][\w .+-]*", written.strip())
-        fix = f"write 1x{written.strip()} for one. Else {FORM}" if bare and not at else FORM
+        turned = re.fullmatch(r"([A-Za-z][\w .+-]*?)\s*[xX×*]\s*(\d+)", written.strip())
+        first = f"{turned[2]}x{turned[1]}" if turned else f"1x{written.strip()} for one"
+        fix = f"write {first}. Else {FORM}" if bare and not at else FORM
         raise problem(FIELD, f"{shown(text)} is no machine", fix)
     counts = [count for count in found.groups()[:2] if count is not None]
     if any(len(count) > 9 for count in counts):

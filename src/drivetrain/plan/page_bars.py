@@ -64,7 +64,7 @@ def _bar(row: Row, y: float, scale: float) -> list[str]:
         x += beside
     limit = NAMES + row.capacity * scale
     found.append(f'<path class="limit" d="M{limit:.1f} {y - 4}v28"/>')
-    found.append(f'<text class="soft" x="{max(x, limit) + 8:.1f}" y="{y + 15}">{gib(row.needed or 0)}</text>')
+    found.append(f'<text class="soft" x="{max(x, limit) + 8:.1f}" y="{y + 15}">at most {gib(row.needed or 0)}</text>')
     return found
 
 

@@ -102,6 +102,9 @@ def _notes(plan: Plan, estimator: Traced) -> Iterator[str]:
             "memory and times are those of updates: the answers that the model gives before them, their rewards and "
             "evaluations are not planned, and often take longer"
         )
+    choice, there = plan.choice, estimator.cluster.devices
+    if choice is not None and estimator.host.device != "cpu" and choice.run.world_size < there:
+        yield f"the choice takes {choice.run.world_size} of the {there} devices; the others would stand idle"
     apart = beyond_link(estimator.cluster)
     if apart is not None:
         yield apart

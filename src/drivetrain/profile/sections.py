@@ -62,10 +62,11 @@ def _summary(profile: dict[str, Any]) -> Section:
 def _parts(ranks: list[dict[str, Any]]) -> Section:
     names = shown_parts(ranks)
     columns = ("part", *(f"rank {number}" for number in range(len(ranks))), "share of the slowest")
-    slowest = max(ranks, key=lambda rank: rank["step"])
-    rows = [_row(NAMES.get(name, name), [rank["parts"].get(name, 0.0) for rank in ranks], slowest) for name in names]
+    slowest = max(range(len(ranks)), key=lambda number: ranks[number]["step"])
+    step = ranks[slowest]["step"]
+    by_part = {NAMES.get(name, name): [rank["parts"].get(name, 0.0) for rank in ranks] for name in names}
     outside = [rank["step"] - sum(rank["parts"].values()) for rank in ranks]
-    rows.append(_row(NAMES["between"], outside, slowest))
+    rows = [_row(name, seconds, slowest, step) for name, seconds in {**by_part, NAMES["between"]: outside}.items()]
     for title, key in (
         ("computing", "computing"),
         ("exchanging", "exchange"),
@@ -73,7 +74,7 @@ def _parts(ranks: list[dict[str, Any]]) -> Section:
         ("neither: Python", "idle"),
     ):
         if any(rank[key] for rank in ranks):
-            rows.append(_row(f"· {title}", [rank[key] for rank in ranks], slowest))
+            rows.append(_row(f"· {title}", [rank[key] for rank in ranks], slowest, step))
     explained = (
         "The loop's parts, one after another. The lines with a dot cut the same step in another way: what computes "
         "while it exchanges is hidden; exchanging only is what could be hidden."
@@ -88,9 +89,9 @@ def shown_parts(ranks: list[dict[str, Any]]) -> list[str]:
     return [name for name in names if any(rank["parts"].get(name, 0.0) >= least for rank in ranks)]
 
 
-def _row(name: str, seconds: list[float], slowest: dict[str, Any]) -> tuple[str, ...]:
-    share = max(seconds) / slowest["step"] if slowest["step"] else 0.0
-    return name, *map(milliseconds, seconds), f"{share:.0%}"
+def _row(name: str, seconds: list[float], slowest: int, step: float) -> tuple[str, ...]:
+    """slowest: the rank whose step lasts `step` seconds, of which the share is."""
+    return name, *map(milliseconds, seconds), f"{seconds[slowest] / step if step else 0.0:.0%}"
 
 
 def _modules(rank: dict[str, Any]) -> Section:
@@ -101,7 +102,8 @@ def _modules(rank: dict[str, Any]) -> Section:
     ]
     explained = (
         "Seconds of the processor in the operators that each module calls itself, without those of the modules within "
-        f"it; * stands for the numbers of blocks alike. {NO_MODULE}: the loss, the optimizer, the loop."
+        f"it; * stands for the numbers of blocks alike. {NO_MODULE}: the loss, the optimizer, the loop. Shares, here "
+        "and below, are of the slowest rank's step; exchange and Python take the rest."
     )
     if rank["on_gpu"]:
         explained += " They are the processor's, which starts kernels; the kernels' own time is in the table below."
@@ -124,10 +126,14 @@ def _memory(phases: dict[str, dict[MemoryPart, int]]) -> Section:
     columns = ("part of the step", "memory", *(WORDS.get(part, part) for part in shown))
     rows = []
     for phase, parts in phases.items():
-        sizes = (gib(parts[part]) if part in parts else "" for part in shown)
+        sizes = (gib(parts.get(part, 0)) for part in shown)
         rows.append((NAMES.get(phase, phase), gib(sum(parts.values())), *sizes))
-    explained = "Tensors alive where each part of the step holds most, on the fullest rank: planned, not measured."
-    return Section("memory by category", explained, columns, rows)
+    explained = (
+        "Tensors alive at the fullest moment of each part of the step, on the fullest rank: planned by a trace, not "
+        "measured. A backward pass is often fullest at its beginning, before there are gradients. Temporaries are what "
+        "is made and freed within a part."
+    )
+    return Section("memory by category, as planned", explained, columns, rows)
 
 
 def _suggestions(profile: dict[str, Any]) -> Section:

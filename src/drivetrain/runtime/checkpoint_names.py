@@ -38,12 +38,17 @@ def none_good(root: Path, field: str) -> UserError:
 
 
 def check_named(given: str, root: Path, field: str) -> Path:
-    """Returns the folder of a checkpoint that is named by its path. Raises UserError for one that is not there, with
-    the steps that are. root: the folder of the run's checkpoints."""
+    """Returns the folder of a checkpoint that is named by its path, or by its step alone (44, step-44).
+
+    root: the folder of the run's checkpoints. Raises UserError for one that is not there, with the steps that are.
+    """
     path = Path(given)
     if path.is_dir():
         return path
     there = finished(root)
+    bare = re.fullmatch(r"(?:step-)?(\d+)", given)
+    if bare and int(bare[1]) in there:
+        return there[int(bare[1])]
     if not there:
         why = f"{given} is no checkpoint folder, and {root} holds no checkpoint"
         raise problem(field, why, "train first, or give the folder of one")
@@ -51,5 +56,5 @@ def check_named(given: str, root: Path, field: str) -> Path:
     steps = f"the step{'s' * (len(there) > 1)} {'..., ' * (len(there) > MOST_LISTED)}{', '.join(listed)}"
     asked = re.search(r"(\d+)/*$", given)
     near = min(there, key=lambda step: abs(step - int(asked[1]))) if asked else max(there)
-    why = f"{given} is no checkpoint folder; {root} holds {steps}, and others were retired or never saved"
-    raise problem(field, why, f"give best, last or a folder, as {there[near]}")
+    why = f"{given} is no checkpoint folder; {root} holds {steps}"
+    raise problem(field, why, f"give best, last, a step, or a folder, as {there[near]}")
