@@ -24,7 +24,7 @@ def test_a_run_that_is_killed_three_times_asks_for_nothing_twice_and_ends_with_t
     killed_three_times(name, "single", tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.slow  # the hour of all that has to pass is nearly full; tests/rewards/test_asking.py has what it found
 @pytest.mark.parametrize("name", ["grpo", "dpo"])
 def test_two_ranks_that_are_killed_three_times_with_and_without_their_launcher_ask_for_nothing_twice(
     name: str, tmp_path: Path
