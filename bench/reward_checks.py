@@ -1,4 +1,4 @@
-"""What must hold of a run that was killed again and again while it learned from rewards, pairs or a teacher."""
+"""Checks a run that was killed again and again while it learned from rewards, pairs or a teacher."""
 
 from __future__ import annotations
 

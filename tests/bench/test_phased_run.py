@@ -1,4 +1,4 @@
-"""What a process says it does, as other processes see it."""
+"""A process names the part of its work that is under way, and other processes read it."""
 
 from __future__ import annotations
 

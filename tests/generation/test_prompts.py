@@ -186,12 +186,8 @@ def test_texts_are_answered_one_a_row(drivetrain: Run, tmp_path: Path, monkeypat
     assert (code, "of a length of 96" in told) == (2, True)
 
 
-def test_predictions_that_broke_off_go_on(drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_file()
-    trained(drivetrain, "out")
-    given = ("predict", "run.yaml", "output=out", "--checkpoint", "last", "evaluation.batch_size=1", "--output")
-    assert drivetrain(*given, "whole.jsonl")[0] == 0
+def assert_goes_on(drivetrain: Run, given: tuple[str, ...], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks the command off after its first answers, repeats it, and compares with the whole file."""
     answered: list[int] = []
     real = Answering.dealt
 
@@ -208,8 +204,17 @@ def test_predictions_that_broke_off_go_on(drivetrain: Run, tmp_path: Path, monke
     assert not Path("cut.jsonl").exists()
     breaks = False
     assert drivetrain(*given, "cut.jsonl")[0] == 0
-    assert answered == list(range(len(TALKS))), "each once"
+    assert answered == list(range(count)), "each once"
     assert Path("cut.jsonl").read_text() == Path("whole.jsonl").read_text()
+
+
+def test_predictions_that_broke_off_go_on(drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_file()
+    trained(drivetrain, "out")
+    given = ("predict", "run.yaml", "output=out", "--checkpoint", "last", "evaluation.batch_size=1", "--output")
+    assert drivetrain(*given, "whole.jsonl")[0] == 0
+    assert_goes_on(drivetrain, given, len(TALKS), monkeypatch)
 
 
 def test_a_file_of_prompts_alone_is_answered_as_stdin_is_and_goes_on_after_a_kill(
@@ -234,23 +239,7 @@ def test_a_file_of_prompts_alone_is_answered_as_stdin_is_and_goes_on_after_a_kil
     for row, expected in zip(rows, typed, strict=True):
         assert row.pop("logprob") == pytest.approx(expected.pop("logprob"), abs=1e-3)
         assert row == {name: value for name, value in expected.items() if name != "sample"}
-    answered: list[int] = []
-    real = Answering.dealt
-
-    def dealt(self: Answering, prompts: Any, top_logprobs: int | None = None) -> Any:
-        if answered and breaks:
-            raise RuntimeError("the power went out")
-        answered.extend(prompts)
-        return real(self, prompts, top_logprobs)
-
-    monkeypatch.setattr(Answering, "dealt", dealt)
-    breaks = True
-    with pytest.raises(RuntimeError, match="the power went out"):
-        drivetrain(*given, "cut.jsonl")
-    breaks = False
-    assert drivetrain(*given, "cut.jsonl")[0] == 0
-    assert answered == list(range(20)), "each once"
-    assert Path("cut.jsonl").read_text() == Path("whole.jsonl").read_text()
+    assert_goes_on(drivetrain, given, len(texts), monkeypatch)
 
 
 @pytest.mark.parametrize(

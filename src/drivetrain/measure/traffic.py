@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
-from torch.utils._pytree import tree_iter
 
-from drivetrain.measure.observer import Observer
+from drivetrain.measure.observer import Observer, tensors_in
 
 # how an operator's name begins → kind, and what each rank of n sends in a ring for each byte that it gives:
 # Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH"
@@ -43,7 +41,7 @@ class Traffic(Observer):
     def _see(self, operator: str, given: dict[str, Any]) -> None:
         for start, (kind, share) in KINDS.items():
             if operator.startswith(start):
-                tensors = [t for name in GIVEN for t in tree_iter(given.get(name)) if isinstance(t, Tensor)]
+                tensors = [tensor for name in GIVEN for tensor in tensors_in(given.get(name))]
                 ranks = group_of(given).size()
                 with self._one_at_a_time:
                     sent = sum(t.numel() * t.element_size() for t in tensors) * share(ranks)
