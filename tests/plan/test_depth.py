@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,8 @@ from tests.plan.measured import LLAMA
 
 BLOCKS = 12
 MACHINE = cluster("4xH100-80GB", catalogue())
-EVEN = "traced with 2, 3 and 4 of the model's 12 blocks"
+EVEN = "traced with 2, 3 and 4 of {}, in even steps of which its costs grow"
+PIPELINE = ["engine={name: mesh, pp: 2, dp: 2, shard: true}", "micro_batch_size=1"]
 WAYS = [
     ["engine=single", "micro_batch_size=4"],
     ["engine=fsdp", "recompute=true", "precision=bf16-mixed"],
@@ -55,11 +57,11 @@ def read(run_file: Path, overrides: list[str]) -> RunConfig:
     return run
 
 
-def both(run: RunConfig) -> tuple[StepCosts, StepCosts, list[str]]:
+def both(run: RunConfig, rank: int = 0) -> tuple[StepCosts, StepCosts, list[str]]:
     """Returns the costs by a trace of the whole model and by traces of a few blocks, with the notes on these."""
     workload, tracer = read_workload(run, training=True), Tracer(few=1)
-    whole = step_costs(run, MACHINE.host, workload)
-    return whole, tracer.step_costs(run, MACHINE.host, workload), [*tracer.notes]
+    whole = step_costs(run, MACHINE.host, workload, rank)
+    return whole, tracer.step_costs(run, MACHINE.host, workload, rank), [*tracer.notes]
 
 
 def highest(costs: StepCosts) -> dict[str, dict[MemoryPart, int]]:
@@ -73,7 +75,21 @@ def highest(costs: StepCosts) -> dict[str, dict[MemoryPart, int]]:
 def test_a_few_blocks_show_the_costs_of_all(run_file: Path, overrides: list[str]) -> None:
     run = read(run_file, overrides)
     whole, found, notes = both(run)
-    assert any(note.startswith(EVEN) for note in notes), notes
+    assert EVEN.format("the model's 12 blocks") in notes
+    check_same(run, whole, found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_few_blocks_of_a_stage_show_the_costs_of_all_of_it(run_file: Path, rank: int) -> None:
+    """The first and the last one, of four micro-batches that are under way at once."""
+    run = read(run_file, PIPELINE)
+    whole, found, notes = both(run, rank)
+    assert EVEN.format("a stage's 6 blocks") in notes
+    check_same(run, whole, found)
+
+
+def check_same(run: RunConfig, whole: StepCosts, found: StepCosts) -> None:
     assert found.memory.allocated == whole.memory.allocated
     assert {name: found.memory.parts.get(name, 0) for name in PARTS} == {
         name: whole.memory.parts.get(name, 0) for name in PARTS
@@ -100,8 +116,9 @@ def test_where_the_costs_do_not_grow_evenly_all_blocks_are_traced(
     trace = deep_trace.step_trace
 
     def growing(*args: object) -> object:
-        costs, timeline = trace(*args)  # type: ignore[arg-type]
-        return costs, timeline.with_more("activations", args[-1] ** 2 * 10**6)  # type: ignore[operator]
+        found = trace(*args)  # type: ignore[arg-type]
+        more = found.timeline.with_more("activations", args[-1] ** 2 * 10**6)  # type: ignore[operator]
+        return replace(found, timeline=more)
 
     monkeypatch.setattr(deep_trace, "step_trace", growing)
     whole, found, notes = both(read(run_file, ["engine=single"]))
@@ -131,10 +148,10 @@ def test_a_bucket_more_now_and_then_says_nothing_where_buckets_are_large(bucket:
         sent = Messages("all_reduce", "dp", 8, 1, depth // 2, bucket * depth / 2)
         memory = StepMemory(depth * bucket, depth * bucket, {"activations": depth * bucket})
         costs = StepCosts(memory, (), (sent,), depth, None, "traced", 0.0)
-        return DepthTrace(depth, costs, of_activations(("backward", depth * bucket)))
+        return DepthTrace(depth, costs, of_activations(("backward", depth * bucket)), 32)
 
     if is_even:
-        check_linear(trace(3), trace(4), trace(5), 32)
+        check_linear(trace(3), trace(4), trace(5))
     else:
         with pytest.raises(NotLinear, match="its messages"):
-            check_linear(trace(3), trace(4), trace(5), 32)
+            check_linear(trace(3), trace(4), trace(5))

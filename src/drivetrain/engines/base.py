@@ -59,6 +59,7 @@ class EngineOptions:
     part: Part = untimed
     offload_activations: bool = False
     traced: bool = False  # tensors have shapes and no numbers (plan): checks that read numbers are left out
+    stage_blocks: int | None = None  # that a traced pipeline stage keeps of its own; None: all
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class Engine(ABC):
     auxiliary: Mapping[str, Callable[..., Any]]  # the wrapped models beside the trained one, by name
     runs_own_batches = True  # whether each rank may run forward a batch of its own, of any shape, and keep a cache
     counts_samples = True  # False on a rank whose samples another one has as well
+    stage_depth: int | None = None  # blocks of this rank's pipeline stage, those too that a trace leaves out
 
     @abstractmethod
     def setup(self, workload: Workload, build_optimizer: OptimizerFactory | None) -> None:

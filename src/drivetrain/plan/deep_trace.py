@@ -55,17 +55,19 @@ class Tracer:
         return self.found[key]
 
     def _traced(self, run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int) -> StepCosts:
-        way = run.model_dump_json(exclude=SIZES | IRRELEVANT)
+        stages = run.engine.stages
+        way = f"{run.model_dump_json(exclude=SIZES | IRRELEVANT)} stage {rank * stages // run.world_size}"
         pair = self.pairs.get(way, self._depths[:2])
-        if blocks <= self._few or run.engine.stages > 1 or pair is None:
+        if blocks // stages <= self._few or pair is None:
             return step_costs(run, machine, workload, rank)
 
         def at(depth: int) -> DepthTrace:
-            return DepthTrace(depth, *step_trace(run, machine, workload, rank, depth))
+            found = step_trace(run, machine, workload, rank, depth)
+            return DepthTrace(depth, found.costs, found.timeline, found.stage_depth or blocks)
 
         try:
-            traces = (at(pair[0]), at(pair[1])) if way in self.pairs else self._checked(at, blocks)
-            found = extrapolated(*traces, blocks)
+            lower, upper = (at(pair[0]), at(pair[1])) if way in self.pairs else self._checked(at)
+            costs = extrapolated(lower, upper, upper.whole)
         except (UserError, RunError, NotLinear) as error:
             self.pairs[way] = None
             costs = step_costs(run, machine, workload, rank)  # raises for its own reason where it cannot be traced
@@ -73,14 +75,14 @@ class Tracer:
             self.notes[f"engine={run.engine.label}: all {blocks} blocks were traced: {why}"] = None
             return costs
         if way not in self.pairs:
-            self.pairs[way] = traces[0].depth, traces[1].depth
-            few = f"{traces[0].depth - 1}, {traces[0].depth} and {traces[1].depth}"
-            self.notes[f"traced with {few} of the model's {blocks} blocks, in even steps of which its costs grow"] = (
+            self.pairs[way] = lower.depth, upper.depth
+            few, of = f"{lower.depth - 1}, {lower.depth} and {upper.depth}", "a stage" if stages > 1 else "the model"
+            self.notes[f"traced with {few} of {of}'s {upper.whole} blocks, in even steps of which its costs grow"] = (
                 None
             )
-        return found
+        return costs
 
-    def _checked(self, at: Callable[[int], DepthTrace], blocks: int) -> tuple[DepthTrace, DepthTrace]:
+    def _checked(self, at: Callable[[int], DepthTrace]) -> tuple[DepthTrace, DepthTrace]:
         """Returns the traces of the first two depths in turn whose line the depth before them lies on. Raises NotLinear
         if there are none: an engine that keeps the blocks that it used last shows what it does with many from three or
         four on."""
@@ -88,7 +90,7 @@ class Tracer:
         for depth in self._depths[2:]:
             traces.append(at(depth))
             try:
-                check_linear(traces[-3], traces[-2], traces[-1], blocks)
+                check_linear(*traces[-3:])
             except NotLinear:
                 if depth == self._depths[-1]:
                     raise

@@ -34,11 +34,13 @@ class NotLinear(ValueError):
 
 @dataclass(frozen=True)
 class DepthTrace:
-    """The trace of one step with so many blocks. timeline: a moment for each change of memory."""
+    """The trace of one step with so many blocks. timeline: a moment for each change of memory. whole: blocks of the
+    whole model, or of the whole pipeline stage."""
 
     depth: int
     costs: StepCosts
     timeline: Timeline
+    whole: int
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,12 @@ class _Stretch:
         return np.asarray(self.levels[self.levels.sum(axis=1).argmax()])
 
 
-def check_linear(lowest: DepthTrace, lower: DepthTrace, upper: DepthTrace, depth: int) -> None:
-    """Raises NotLinear unless the first two traces predict the third one, as far as costs at `depth` show it."""
+def check_linear(lowest: DepthTrace, lower: DepthTrace, upper: DepthTrace) -> None:
+    """Raises NotLinear unless the first two traces predict the third one, as far as costs of the whole show it."""
     predicted = extrapolated(lowest, lower, upper.depth)
     # a wrong slope counts as often as there are blocks beyond the traced ones
-    scale = (depth - upper.depth) / (upper.depth - lower.depth)
-    final = extrapolated(lower, upper, depth)
+    scale = (upper.whole - upper.depth) / (upper.depth - lower.depth)
+    final = extrapolated(lower, upper, upper.whole)
     off = abs(predicted.memory.allocated - upper.costs.memory.allocated) * scale
     if off > NEAR * final.memory.allocated:
         raise NotLinear(f"its memory ({off / final.memory.allocated:.1%} off)")

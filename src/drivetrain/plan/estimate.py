@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
@@ -89,7 +90,7 @@ class Traced:
     def at_once(self) -> int:
         """How many traces are taken beside each other now."""
         pays = self._processes is not None and self._spent > PAYS and self.samples.seconds < QUICKLY_READ
-        return self._processes.count if self._processes is not None and pays else 1
+        return self._processes.count + 1 if self._processes is not None and pays else 1
 
     def expect(self, runs: Iterable[RunConfig], quick: bool = False) -> None:
         if self._processes is None or self.at_once == 1:
@@ -116,11 +117,20 @@ class Traced:
         if future is None or self._processes is None:
             return None
         self._tell(run)
+        while not future.done() and (waiting := self._processes.not_begun()) is not None:
+            self._trace_meanwhile(waiting)
         answer = self._processes.answer(future)
         if answer is None:
             return None
         self._tracer.learn(self.samples.of(run), answer.by_rank, answer.pairs, answer.notes)
         return answer.costs
+
+    def _trace_meanwhile(self, asked: Asked) -> None:
+        """Traces what was expected of a process. Where that fails, it is traced again once its costs are asked for."""
+        key = _key(asked.run, asked.quick)
+        self._ahead.pop(key, None)
+        with suppress(UserError, NotPlanned):
+            self._costs[key] = with_held(self._traced(asked.run, asked.quick), asked.run, self.host)
 
     def _traced(self, run: RunConfig, quick: bool) -> StepCosts:
         try:

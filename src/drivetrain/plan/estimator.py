@@ -53,7 +53,7 @@ class Estimator(Protocol):
         """How many runs' costs can be found out beside each other."""
 
     def expect(self, runs: Iterable[RunConfig], quick: bool = False) -> None:
-        """Takes runs whose costs will probably be asked for next, in this order, to find them out beforehand."""
+        """Takes runs whose costs will probably be asked for after the next one's, to find them out meanwhile."""
 
     def costs(self, run: RunConfig, quick: bool = False) -> StepCosts:
         """Returns the costs of a step. Takes seconds to a minute. Raises UserError where the run cannot be set up, and

@@ -95,9 +95,7 @@ class Search:
             elif tighter > self._threshold() or self.traces >= self._most:
                 self._pass_over(family, None, tighter)
             else:
-                self._expect_after(
-                    family, [ways[each] for _, _, each in heapq.nsmallest(self._estimator.at_once, queue)]
-                )
+                self._expect(family, [ways[each] for _, _, each in heapq.nsmallest(self._estimator.at_once, queue)])
                 self._look(family)
         left = [each for each in self._passed if each.at_best is not None and each.at_best <= self._threshold()]
         if left:
@@ -108,8 +106,8 @@ class Search:
     def trace_the_best(self) -> None:
         """Traces the choice and the best rows themselves, until those that are the best then are."""
         while best := self._untraced_best():
-            self._estimator.expect(looked.family.traced_as(self._own_cut(looked, size)) for looked, size in best)
-            looked, size = best[0]
+            (looked, size), *others = best
+            self._estimator.expect(each.family.traced_as(self._own_cut(each, other)) for each, other in others)
             if self._trace(looked, self._own_cut(looked, size), quick=False):
                 self._fill(looked)
             else:
@@ -196,7 +194,7 @@ class Search:
             return
         self._looked[family.key] = looked
         if self._fits(looked, family.sizes[0]):
-            self._estimator.expect((family.traced_as(cut) for cut in others), quick=True)
+            self._estimator.expect((family.traced_as(cut) for cut in others[1:]), quick=True)
             for cut in others:
                 self._trace(looked, cut)
             self._fill(looked)
@@ -241,12 +239,12 @@ class Search:
         """Returns the cut that shows all of this micro-batch."""
         return looked.family.at(size)[1].shortened(looked.family.run.engine.stages)
 
-    def _expect_after(self, family: Family, others: list[Family]) -> None:
-        """Has the smallest micro-batch of the family traced ahead, and that of others that will probably be looked at
-        next."""
+    def _expect(self, family: Family, others: list[Family]) -> None:
+        """Has the smallest micro-batch of others traced ahead, which will probably be looked at after the family; where
+        there are none, the family's own larger ones."""
         likely = [each for each in others if self._open_sizes(each) and self._bound(each) <= self._threshold()]
-        ways = [family, *likely][: self._estimator.at_once]
-        self._estimator.expect((each.traced_as(each.cuts[0]) for each in ways), True)
+        ways = [(each, each.cuts[0]) for each in likely] or [(family, cut) for cut in family.cuts[1:]]
+        self._estimator.expect((each.traced_as(cut) for each, cut in ways[: self._estimator.at_once - 1]), True)
 
     def _trace(self, looked: Looked, cut: Cut, quick: bool = True) -> bool:
         """Adds a trace. Returns False where there can be none; the family is passed over with the reason."""

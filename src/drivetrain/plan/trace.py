@@ -12,7 +12,7 @@ import time
 import traceback
 import warnings
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -56,20 +56,32 @@ class Untraceable(RunError):
     """The model asks for numbers while it computes, so that it cannot be traced without them."""
 
 
+@dataclass(frozen=True)
+class StepTrace:
+    """The trace of one step on one rank.
+
+    timeline: a moment for each change of memory. stage_depth: blocks of the rank's pipeline stage, those too that were
+    left out; None where there are no stages.
+    """
+
+    costs: StepCosts
+    timeline: Timeline
+    stage_depth: int | None = None
+
+
 def step_costs(run: RunConfig, machine: Machine, workload: Workload, rank: int = 0) -> StepCosts:
     """Returns the costs of one step on one rank. Raises as `step_trace` does, which has the arguments."""
-    return step_trace(run, machine, workload, rank)[0]
+    return step_trace(run, machine, workload, rank).costs
 
 
 def step_trace(
     run: RunConfig, machine: Machine, workload: Workload, rank: int = 0, blocks: int | None = None
-) -> tuple[StepCosts, Timeline]:
-    """Returns the costs of one step on one rank, and the memory through the step. Raises Untraceable, and what the
-    engine raises at set-up.
+) -> StepTrace:
+    """Traces one step on one rank. Raises Untraceable, and what the engine raises at set-up.
 
     run: of one engine, as `rules.judged` returns it. machine: the one that the run is planned for, which need not be
     here. workload: built from the run's block; its data are read, its model is not built. blocks: of those that repeat,
-    how many the traced model has; None: all.
+    how many the traced model has, or the rank's stage of a pipeline; None: all.
     """
     try:
         return _traced(run, machine, workload, rank, blocks)
@@ -90,9 +102,8 @@ def _why(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}{place}"
 
 
-def _traced(
-    run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int | None
-) -> tuple[StepCosts, Timeline]:
+def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int | None) -> StepTrace:
+    of_model, of_stage = (blocks, None) if run.engine.stages == 1 else (None, blocks)
     on_cpu = replace(machine, device="cpu")  # fake tensors of a device that torch was not built for end the process
     mode = QuickFakeMode(like_cpu=machine.device == "cpu", allow_non_fake_inputs=True)
     record = Record(machine, _axis_of_all(run))
@@ -105,18 +116,19 @@ def _traced(
         ranks = stack.enter_context(fake_ranks(rank, run.world_size))
         stack.enter_context(arithmetic(run.precision_spec, on_cpu))
         stack.enter_context(planned_for(machine))
-        stack.enter_context(built_fake(workload, mode, blocks))
+        stack.enter_context(built_fake(workload, mode, of_model))
         stack.enter_context(mode)
         if machine.device == "cuda":
             stack.enter_context(cuda_functions.CudaFunctions())
-        engine = assemble_around(workload, run, on_cpu, ranks, part=record.memory.part, traced=True)
+        part = record.memory.part
+        engine = assemble_around(workload, run, on_cpu, ranks, part=part, traced=True, stage_blocks=of_stage)
         stack.callback(engine.close)
         with real_numbers():
             settle_rows(run, machine, workload, compiles=False)
             window = fullest_window(run, machine, workload, engine)
         batches = without_numbers(window.micro_batches, mode)
         costs = record.of_two_steps(engine, batches, "traced", in_flight=run.engine.stages > 1)
-        return costs, record.memory.timeline()
+        return StepTrace(costs, record.memory.timeline(), engine.stage_depth)
 
 
 def measured_step_costs(run: RunConfig, machine: Machine, workload: Workload) -> StepCosts:

@@ -1,7 +1,8 @@
 """Traces runs in processes of their own, so that a search that knows what it will ask next has it sooner.
 
 A trace is Python alone, of which one process computes on one core. Each process here reads the data itself and traces
-one run at a time. What it cannot trace, the caller traces again, who then meets the reason.
+one run at a time; the caller traces beside them, what none of them has begun. What a process cannot trace, the caller
+traces again, who then meets the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from drivetrain.plan.samples import Samples, repeated
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.runtime.hardware import usable_cores
 
-MOST = 4  # processes
+MOST = 4  # traces beside each other, of which the caller takes one
 BYTES = 2**31  # of memory that is there for each: one takes half of it, and the data of the run
 # watches its parent before it imports PyTorch, which takes a while
 PROGRAM = """
@@ -62,9 +63,9 @@ class Answer:
 
 @contextmanager
 def tracing_processes() -> Iterator[TraceProcesses | None]:
-    """Gives as many processes as the machine has cores and memory for; None where that is fewer than two."""
-    count = min(MOST, usable_cores(), attainable_memory() // BYTES)
-    processes = TraceProcesses(count) if count > 1 else None
+    """Gives as many processes as the machine has cores and memory for beside the caller; None where it has for none."""
+    count = min(MOST, usable_cores(), attainable_memory() // BYTES) - 1
+    processes = TraceProcesses(count) if count > 0 else None
     try:
         yield processes
     finally:
@@ -80,7 +81,7 @@ class TraceProcesses:
         self._asked: queue.SimpleQueue[tuple[Asked, Future[Answer | None]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._lock, self._is_closed, self._idle = threading.Lock(), False, 0
+        self._lock, self._is_closed = threading.Lock(), False
 
     @property
     def count(self) -> int:
@@ -97,11 +98,16 @@ class TraceProcesses:
         return future
 
     def answer(self, future: Future[Answer | None]) -> Answer | None:
-        """Returns the result of a trace; None as well where all processes have others to take before it: the caller
-        is quicker then."""
-        if self._idle == 0 and future.cancel():
-            return None
-        return future.result()
+        """Returns the result of a trace; None as well where no process has begun it: the caller is quicker then."""
+        return None if future.cancel() else future.result()
+
+    def not_begun(self) -> Asked | None:
+        """Takes a trace back that no process has begun; None if there is none."""
+        with suppress(queue.Empty):
+            while (item := self._asked.get_nowait()) is not None:
+                if item[1].cancel():
+                    return item[0]
+        return None
 
     def close(self) -> None:
         """Ends the processes, in the middle of a trace too."""
@@ -120,18 +126,10 @@ class TraceProcesses:
     def _drive(self) -> None:
         """Gives one process its traces, in a thread, until the end of the queue."""
         process = self._started()
-        while (item := self._next()) is not None:
+        while (item := self._asked.get()) is not None:
             asked, future = item
             if future.set_running_or_notify_cancel():
                 future.set_result(None if process is None else _answered(process, asked))
-
-    def _next(self) -> tuple[Asked, Future[Answer | None]] | None:
-        with self._lock:
-            self._idle += 1
-        item = self._asked.get()
-        with self._lock:
-            self._idle -= 1
-        return item
 
     def _started(self) -> subprocess.Popen[bytes] | None:
         """Starts a process, and waits until it has imported what it needs. Returns None where it cannot."""

@@ -78,15 +78,17 @@ def assemble_around(
     training: bool = True,
     part: Part = untimed,
     traced: bool = False,
+    stage_blocks: int | None = None,
 ) -> Engine:
     """Returns the engine of a training of this workload, or of its evaluation alone.
 
-    traced: whether its tensors shall have shapes alone; it runs in a FakeTensorMode then.
+    traced: whether its tensors shall have shapes alone; it runs in a FakeTensorMode then. stage_blocks: how many blocks
+    a traced pipeline stage keeps of its own; None: all.
     """
     check_workload(run, workload)
     build_optimizer = optimizer_of(run) if training else None
     compiles = Compiling(run.compile is True and not traced)
-    return _engine(workload, run, machine, ranks, build_optimizer, part, compiles, traced)
+    return _engine(workload, run, machine, ranks, build_optimizer, part, compiles, traced, stage_blocks)
 
 
 def optimizer_of(run: RunConfig) -> OptimizerFactory:
@@ -103,6 +105,7 @@ def _engine(
     part: Part,
     compiles: Compiling,
     traced: bool = False,
+    stage_blocks: int | None = None,
 ) -> Engine:
     torch.use_deterministic_algorithms(run.deterministic)
     options = EngineOptions(
@@ -117,6 +120,7 @@ def _engine(
         part=part,
         offload_activations=run.offload_activations and build_optimizer is not None,
         traced=traced,
+        stage_blocks=stage_blocks,
     )
     sizes = run.evaluation_batch, run.precision_spec.name, build_optimizer is not None
 
