@@ -17,8 +17,11 @@ from drivetrain.plan import deep_trace
 from drivetrain.plan.catalogue import catalogue
 from drivetrain.plan.deep_trace import Tracer
 from drivetrain.plan.depth import DepthTrace, NotLinear, check_linear
+from drivetrain.plan.derive import Derivation
+from drivetrain.plan.estimate import Traced
 from drivetrain.plan.machines import cluster
 from drivetrain.plan.run_time import time_of
+from drivetrain.plan.search_space import Family
 from drivetrain.plan.step_costs import Messages, StepCosts, StepMemory
 from drivetrain.plan.timeline import PARTS, MemoryPart
 from drivetrain.plan.trace import step_costs
@@ -87,6 +90,20 @@ def test_a_few_blocks_of_a_stage_show_the_costs_of_all_of_it(run_file: Path, ran
     whole, found, notes = both(run, rank)
     assert EVEN.format("a stage's 6 blocks") in notes
     check_same(run, whole, found)
+
+
+@pytest.mark.long
+def test_a_few_micro_batches_of_a_pipeline_show_the_memory_of_many(run_file: Path) -> None:
+    """The third forward pass of two stages is the first at which gradients are there already, and each micro-batch has
+    a buffer of its own."""
+    run = read(run_file, ["engine={name: mesh, pp: 2, dp: 2}", "batch_size=32", "processes=4"])
+    family = Family(run, 16, (1, 4))
+    estimator = Traced(MACHINE)
+    derivation = Derivation({cut: estimator.costs(family.traced_as(cut), quick=True) for cut in family.cuts}, stages=2)
+    for size in family.sizes:
+        _, cut = family.at(size)
+        whole = estimator.costs(family.traced_as(cut), quick=True)
+        assert derivation.at(cut).memory.allocated == pytest.approx(whole.memory.allocated, rel=0.005), size
 
 
 def check_same(run: RunConfig, whole: StepCosts, found: StepCosts) -> None:

@@ -45,6 +45,19 @@ def test_a_step_of_one_layer_holds_what_its_tensors_take_moment_after_moment() -
     assert (found.parts[:, PARTS.index("parameters")] == 128).all()
 
 
+def test_two_passes_of_a_pipeline_in_a_row_are_stretches_of_their_own() -> None:
+    record = MemoryRecord()
+    with FakeTensorMode(), record:
+        record.begin_step()
+        kept = []
+        for _ in range(3):
+            with record.part("forward"):
+                kept.append(torch.randn(4))
+    found = record.timeline()
+    stretches = [(found.phases[start], int(found.allocated[end - 1])) for start, end in found.stretches()]
+    assert stretches == [("forward", 16), ("between", 16), ("forward", 32), ("between", 32), ("forward", 48)]
+
+
 @given(st.lists(MOMENT, min_size=1, max_size=700))
 def test_a_thinned_timeline_keeps_its_peak_and_the_order_of_its_phases(moments: list) -> None:
     whole = timeline(moments)

@@ -11,6 +11,7 @@ vocabulary into as many more slabs as there are samples, and reads all samples f
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,17 +40,22 @@ class Cut:
 
     def shortened(self, stages: int) -> Cut:
         """Returns a cut of the same micro-batch, with no more of them than show all that is held at once."""
-        full = max(2, stages)
+        full = full_count(stages)
         return self if self.count <= full else Cut(self.size, full, self.size * full)
+
+
+def full_count(stages: int) -> int:
+    """Returns how many micro-batches show all that a step holds at once: as many as a pipeline has under way, and one
+    more, in whose forward pass the first one's gradients are there."""
+    return stages + 1
 
 
 def cuts_to_trace(samples: int, stages: int, least: int = 1) -> list[Cut]:
     """Returns the cuts whose traces give those of `samples` samples a rank: at most four. least: samples that the model
     takes at once.
 
-    Two micro-batches show what accumulating adds, and a pipeline is full with as many as it has stages.
     """
-    full = max(2, stages)
+    full = full_count(stages)
     if samples < full * least:
         return [Cut(1, samples, samples) if least == 1 else Cut(samples, 1, samples)]
     large = samples // full
@@ -66,7 +72,7 @@ class Derivation:
     """The costs of one run at any cut, from its traces at some."""
 
     def __init__(self, traced: Mapping[Cut, StepCosts], stages: int = 1) -> None:
-        self._traced, self._full = dict(traced), max(2, stages)
+        self._traced, self._full = dict(traced), full_count(stages)
 
     def at(self, cut: Cut) -> StepCosts:
         """Returns the traced costs where this cut was traced, else derived ones."""
@@ -76,7 +82,7 @@ class Derivation:
         like = self._traced[nearest]
         tokens = None if like.tokens is None else round(like.tokens * cut.samples / nearest.samples)
         return StepCosts(
-            memory=self._with_all_samples(cut, self._memory(cut), like.memory.window / nearest.samples),
+            memory=self._memory(cut, like.memory.window / nearest.samples),
             operations=self._operations(cut, like.operations),
             messages=self._messages(cut, like.messages),
             trained_parameters=like.trained_parameters,
@@ -85,16 +91,26 @@ class Derivation:
             seconds_taken=0.0,
         )
 
-    def _memory(self, cut: Cut) -> StepMemory:
+    def _memory(self, cut: Cut, sample: float) -> StepMemory:
         """Returns that of the fullest rank: stages of a pipeline have lines of their own, and at another micro-batch
-        another one may be the fullest."""
+        another one may be the fullest. sample: bytes of one."""
         alike = {each: costs for each, costs in self._traced.items() if self._depth(each) == self._depth(cut)}
         alike = alike or self._traced
         ranks = set.intersection(*({*costs.by_rank} for costs in alike.values()))
-        if not ranks:
-            return self._on_its_line(cut, {each.size: costs.memory for each, costs in alike.items()})
-        lines = ({each.size: costs.by_rank[rank] for each, costs in alike.items()} for rank in sorted(ranks))
-        return max((self._on_its_line(cut, line) for line in lines), key=lambda memory: memory.allocated)
+        of_ranks = [{each: costs.by_rank[rank] for each, costs in alike.items()} for rank in sorted(ranks)]
+        of_ranks = of_ranks or [{each: costs.memory for each, costs in alike.items()}]
+        found = (self._of_one_rank(cut, memories, sample) for memories in of_ranks)
+        return max(found, key=lambda memory: memory.allocated)
+
+    def _of_one_rank(self, cut: Cut, memories: Mapping[Cut, StepMemory], sample: float) -> StepMemory:
+        """A step's samples are there from its beginning, and a pipeline has buffers for each micro-batch: a trace of
+        one micro-batch more than are under way shows the bytes of both."""
+        each = sample
+        for fewer, more in itertools.permutations(memories, 2):
+            if fewer.size == more.size and self._full <= fewer.count < more.count:
+                each = (memories[more].allocated - memories[fewer].allocated) / (more.samples - fewer.samples)
+        fewest = {known.size: memory for known, memory in sorted(memories.items(), key=lambda item: -item[0].count)}
+        return self._with_all_samples(cut, self._on_its_line(cut, fewest), each, sample)
 
     @staticmethod
     def _on_its_line(cut: Cut, sizes: Mapping[int, StepMemory]) -> StepMemory:
@@ -104,20 +120,19 @@ class Derivation:
         below, above = _around(cut.size, sorted(sizes))
         return between(sizes[below], sizes[above], (cut.size - below) / (above - below))
 
-    def _with_all_samples(self, cut: Cut, memory: StepMemory, each: float) -> StepMemory:
-        """Adds the samples of micro-batches beyond those that are under way: a step's are there from its beginning.
-        each: bytes of a sample."""
+    def _with_all_samples(self, cut: Cut, memory: StepMemory, each: float, sample: float) -> StepMemory:
+        """Adds what samples of micro-batches beyond those under way take. each: bytes for one. sample: its own."""
         more = round(each * max(0, cut.samples - self._depth(cut) * cut.size))
         return StepMemory(
             allocated=memory.allocated + more,
             reserved=memory.reserved + more,
             parts={**memory.parts, "activations": memory.parts.get("activations", 0) + more},
             timeline=memory.timeline.with_more("activations", more),
-            window=round(each * cut.samples),
+            window=round(sample * cut.samples),
         )
 
     def _depth(self, cut: Cut) -> int:
-        """Returns how many micro-batches are under way at once, or 2 for any number that is accumulated."""
+        """Returns how many micro-batches show all that the step holds at once."""
         return min(cut.count, self._full)
 
     def _operations(self, cut: Cut, like: Sequence[Operations]) -> tuple[Operations, ...]:

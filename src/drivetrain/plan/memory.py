@@ -23,6 +23,7 @@ from drivetrain.plan.step_costs import StepMemory
 from drivetrain.plan.timeline import PARTS, MemoryPart, Timeline
 
 OUTSIDE = "between"  # the phase of what happens outside of the engine's timed parts
+NO_STORAGE = -1  # of a moment at which nothing changes
 REDUCE_SCATTERS = ("_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")  # outputs first, then inputs
 
 
@@ -59,7 +60,10 @@ class MemoryRecord(TensorPeak):
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Surrounds a part of a step, as engines time them."""
-        before, self._phase = self._phase, name
+        before = self._phase
+        if self.changes and self.changes[-1].phase == name:  # two of a name in a row are told apart
+            self.changes.append(Change(NO_STORAGE, 0, before, self._step))
+        self._phase = name
         yield
         self._phase = before
         if name.startswith("forward"):

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError, counted
-from drivetrain.plan.derive import Cut, Derivation
+from drivetrain.plan.derive import Cut, Derivation, full_count
 from drivetrain.plan.estimator import Estimator, NotPlanned
 from drivetrain.plan.rows import ALIKE, Plan, Row, chosen, gib, in_order, refused, room_for_tensors, row
 from drivetrain.plan.search_alone import Looked, OneProcess, least_samples
@@ -217,7 +217,7 @@ class Search:
 
     def _is_traced(self, looked: Looked, size: int) -> bool:
         """Returns whether the memory of a micro-batch of this size was traced, on the fullest rank."""
-        full = max(2, looked.family.run.engine.stages)
+        full = full_count(looked.family.run.engine.stages)
         depth = min(looked.family.at(size)[1].count, full)
         return any(cut.size == size and min(cut.count, full) == depth for cut in looked.sure)
 

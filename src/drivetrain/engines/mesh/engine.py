@@ -24,7 +24,7 @@ from drivetrain.config.engines.mesh import MeshEngine as Config
 from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.auxiliary import attached
-from drivetrain.engines.base import Engaged, EngineOptions, StepGuard, StepResult
+from drivetrain.engines.base import Engaged, EngineOptions, StepGuard, StepResult, untimed
 from drivetrain.engines.evaluation_sums import EvaluationSums
 from drivetrain.engines.fsdp import SameParameters, ready_to_shard
 from drivetrain.engines.gradient_sum import GradientSum, sum_gradients
@@ -201,7 +201,8 @@ class MeshEngine(SpreadState):
             total.add_(loss.detach())
             return self._scaler.scale(loss * self._averaged_over)
 
-        with self._options.part("forward_backward"):
+        part = untimed if self._options.traced else self._options.part  # a trace tells the passes apart
+        with part("forward_backward"):
             pipeline.window(batches, loss_of)
         self.term_shares = window.shares
         return total

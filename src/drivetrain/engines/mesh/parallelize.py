@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from drivetrain.config.engines.mesh import NO_PROMPTS, MeshEngine
 from drivetrain.config.precision import Precision
 from drivetrain.distributed.communicator import Communicator
-from drivetrain.engines.base import EngineOptions
+from drivetrain.engines.base import EngineOptions, untimed
 from drivetrain.engines.fsdp import ready_to_shard, shard, shard_outermost
 from drivetrain.engines.mesh import tensor_parallel, tensor_plan
 from drivetrain.engines.mesh.block_discovery import Anatomy, balanced
@@ -202,4 +202,5 @@ def _pipeline(
         device=options.device,
         transport=dtype(options.precision.parameters),
         length_share=config.tp if config.sequence_parallel else 1,
+        part=options.part if options.traced else untimed,  # the passes of a real one take turns: their sum is timed
     )

@@ -10,8 +10,8 @@ micro-batches of any shape share a window: every stage knows the batches, and th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn import functional as F
 
 from drivetrain.data.loader import MicroBatch
+from drivetrain.engines.base import Part, untimed
 from drivetrain.engines.mesh.block_discovery import HiddenShape
 from drivetrain.engines.mesh.stage_split import Link, Reached
 from drivetrain.errors import RunError, UserError
@@ -53,20 +54,21 @@ class Stage(nn.Module):
 class _TimedStage(PipelineStage):
     """Records when it computes; the rest of a window it waits for other stages."""
 
-    def __init__(self, *args: Any, at_work: Callable[[], AbstractContextManager[None]], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, at_work: Callable[[str], AbstractContextManager[None]], **kwargs: Any) -> None:
+        """at_work: surrounds each pass of a micro-batch, which it is given the name of."""
         super().__init__(*args, **kwargs)
         self._at_work = at_work
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self._at_work():
+        with self._at_work("forward"):
             return super().forward_one_chunk(*args, **kwargs)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self._at_work():
+        with self._at_work("backward"):
             return super().backward_one_chunk(*args, **kwargs)
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self._at_work():
+        with self._at_work("backward"):
             return super().backward_weight_one_chunk(*args, **kwargs)
 
 
@@ -82,13 +84,15 @@ class Pipeline:
         device: torch.device,
         transport: torch.dtype,
         length_share: int = 1,
+        part: Part = untimed,
     ) -> None:
         """transport: dtype of the tensors between stages. length_share: ranks that hold a part of each sequence between
-        blocks."""
+        blocks. part: surrounds the forward pass of each micro-batch, and the backward pass."""
         self.stage = Stage(model, link)
         self.index, self.count = dist.get_rank(group), dist.get_world_size(group)
         self._link, self._hidden, self._schedule_name = link, hidden, schedule
         self._group, self._device, self._transport, self._length_share = group, device, transport, length_share
+        self._part = part
         self._reset()
         self._kept = transport
 
@@ -211,10 +215,15 @@ class Pipeline:
                 input_args=number if self.is_first else buffer,
                 output_args=loss.requires_grad_() if self.is_last else buffer,
                 group=self._group,
-                at_work=lambda: self._stopwatch.part("at_work"),
+                at_work=self._at_work,
             )
             self._made = (num_batches, size), _made(self._schedule_name, stage, num_batches)
         return self._made[1]
+
+    @contextmanager
+    def _at_work(self, name: str) -> Iterator[None]:
+        with self._stopwatch.part("at_work"), self._part(name):
+            yield
 
     # --- evaluation and prediction -----------------------------------------------------------------------------------
 
