@@ -51,6 +51,21 @@ def test_an_answer_without_a_word_does_not_end_the_talk(page: Any, folder: Path)
     assert asked[1]["messages"] == [{"role": "user", "content": "Anyone?"}]
 
 
+def test_an_answer_that_the_user_stops_says_so(page: Any, folder: Path) -> None:
+    write_run(folder / "runs" / "long", workload={"type": "language_model", "stage": "sft"})
+    answers(page, [])
+    page.unroute("**/reply")
+    page.route("**/reply", lambda _: None)  # it goes on for ever
+    visit(page, "#/chat?left=long")
+    page.click("[data-load]")
+    page.wait_for_selector("text=Ready")
+    page.fill("#message", "Count.")
+    page.click("button:has-text('Send')")
+    page.click("button:has-text('Stop')")
+    page.wait_for_selector(".message.assistant:has-text('Stopped')")
+    assert page.is_visible("button:has-text('Send')")
+
+
 def test_a_temperature_that_is_no_number_is_refused_and_not_left_out(page: Any, folder: Path) -> None:
     write_run(folder / "runs" / "warm", workload={"type": "language_model", "stage": "sft"})
     answers(page, [])

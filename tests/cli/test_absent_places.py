@@ -44,6 +44,11 @@ def folder(tmp_path: Path) -> Path:
         (["chat", "runs/onne"], MEANT),
         (["chat", "runs/one", "--compare", "runs/onne"], MEANT),
         (["serve", "runs/one", "--adapter", "tone=a/b/c"], "--adapter: a/b/c does not exist"),
+        (["predict", "onee"], MEANT),
+        (["evaluate", "onee", "--multiple-choice", "."], MEANT),
+        (["serve", "onee"], "nor a model in the hub's cache, and HF_HUB_OFFLINE keeps from asking the hub " + MEANT),
+        (["chat", "other"], "HF_HUB_OFFLINE keeps from asking the hub give a local folder"),
+        (["chat", "no model"], "no model is no folder here, and no name that a model on the hub may have"),
         (["serve", "/nowhere/at/all"], "MODEL: /nowhere/at/all does not exist"),
         (["chat", "runs/one/run.yml"], "did you mean runs/one/run.yaml?"),
         (["predict", "runs/one", "--data", "new.jsonl"], "--data: new.jsonl does not exist"),
@@ -54,8 +59,10 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_a_place_that_is_not_there_is_refused_before_torch_is_imported(
-    command: list[str], words: str, folder: Path
+    command: list[str], words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder / "empty"))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *command], cwd=folder, capture_output=True, text=True, check=False
     )

@@ -33,6 +33,11 @@ XTUNER = "train_cfg = dict(max_iters=4)\n"
         (SFT + "lr_scheduler_type: reduce_lr_on_plateau\n", ".yaml", "lr_scheduler_type"),
         (SFT + "num_train_epochs: 0.5\n", ".yaml", "num_train_epochs"),
         (SFT.replace("qwen", "default"), ".yaml", "template"),
+        (SFT + "image_max_pixels: 262144\n", ".yaml", "image_max_pixels"),
+        (SFT + "video_fps: 2.0\n", ".yaml", "video_fps"),
+        (SFT + "freeze_vision_tower: false\n", ".yaml", "freeze_vision_tower"),
+        *((SFT.replace("qwen", name), ".yaml", "template") for name in ("qwen2_vl", "llava_next_video", "minicpm_v")),
+        (XTUNER + "model = dict(visual_encoder=dict(type='CLIP'))", ".py", "model.visual_encoder.type"),
         (SFT.replace("sft", "grpo"), ".yaml", "stage"),
         (SFT.replace("sft", "dpo") + "ref_model_adapters: c/d\n", ".yaml", "ref_model_adapters"),
         (SFT.replace("sft", "kto") + "pref_ftx: 0.5\n", ".yaml", "pref_ftx"),
@@ -70,6 +75,8 @@ def test_nothing_is_written_that_trains_something_else(text: str, ending: str, k
     [
         SFT + "group_by_length: true\nreport_to: wandb\ndisable_shuffling: true\ndataloader_drop_last: true\n",
         SFT + "use_dft_loss: false\nuse_badam: false\nlabel_smoothing_factor: 0.0\nmoe_aux_loss_coef: 0.0\n",
+        SFT + "use_audio_in_video: false\nimage_do_pan_and_scan: false\nfreeze_language_model: false\n",
+        SFT.replace("qwen", "vicuna"),
         SFT + "flash_attn: fa3\nupcast_layernorm: true\nmy_own_key: 3\nuse_unsloth: true\n",
     ],
 )

@@ -12,8 +12,8 @@ import pytest
 
 from drivetrain.config.load import validate
 from drivetrain.errors import UserError
-from drivetrain.inference.predicted_rows import request_of
 from drivetrain.inference.prediction_file import PredictionFile, check_place
+from drivetrain.inference.prediction_request import request_of
 
 
 def test_predictions_are_written_whole_as_json_lines_or_csv(tmp_path: Path) -> None:
@@ -163,16 +163,56 @@ def test_the_runs_own_data_are_a_part_of_the_request(named: str, tmp_path: Path)
     assert request() != second
 
 
-def test_what_another_request_left_is_not_gone_on_with(tmp_path: Path) -> None:
+def interrupted(path: Path, request: dict[str, Any], rows: int, overwrite: bool = False) -> PredictionFile:
+    """Begins a prediction that Ctrl-C ends after some rows."""
+    file = PredictionFile(path, overwrite)
+    start = file.begin(request)
+
+    def made() -> Iterator[dict[str, Any]]:
+        yield from ({"sample": number} for number in range(start, start + rows))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        file.write(made())
+    return file
+
+
+def test_what_another_request_left_is_neither_gone_on_with_nor_lost(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    for request in ({"run": "a"}, {"run": "b"}):
-        file = PredictionFile(path)
-        assert file.begin(request) == 0
+    file = interrupted(path, {"run": "a"}, 2)
+    other = PredictionFile(path)
 
-        def rows() -> Iterator[dict[str, Any]]:
-            yield {"sample": 0}
-            raise RuntimeError
+    def rows() -> Iterator[dict[str, Any]]:
+        other.begin({"run": "b"})
+        yield {"sample": 0}
 
-        with pytest.raises(RuntimeError):
-            file.write(rows())
+    with pytest.raises(
+        UserError, match=r"holds 2 rows of an interrupted prediction to out\.jsonl, and this is another"
+    ):
+        other.write(rows())
+    assert PredictionFile(path).begin({"run": "a"}) == 2
+    assert file.left() == f": 2 rows are kept in {tmp_path}/.out.jsonl.partial, and the same command goes on"
+    anew = interrupted(path, {"run": "b"}, 1, overwrite=True)
     assert PredictionFile(path).begin({"run": "b"}) == 1
+    assert anew.left().endswith(
+        f": 1 row is kept in {tmp_path}/.out.jsonl.partial, and the same command without --overwrite goes on"
+    )
+
+
+def test_rows_are_kept_when_their_prediction_is_interrupted_again_before_it_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    interrupted(path, {"run": "a"}, 2)
+    again = PredictionFile(path)
+
+    def loading() -> Iterator[dict[str, Any]]:
+        raise KeyboardInterrupt
+        yield {}
+
+    with pytest.raises(KeyboardInterrupt):
+        again.write(loading())
+    assert again.begin({"run": "a"}) == 2
+
+
+def test_an_interrupted_table_says_that_it_keeps_no_rows(tmp_path: Path) -> None:
+    assert "a .csv keeps no rows" in interrupted(tmp_path / "out.csv", {"run": "a"}, 2).left()
+    assert interrupted(tmp_path / "out.jsonl", {"run": "a"}, 0).left() == " before the first row was written"

@@ -6,6 +6,7 @@ import gc
 import json
 import tracemalloc
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import torch
 from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig
 from drivetrain.config.training import Loader
-from drivetrain.errors import UserError
+from drivetrain.errors import Interrupted, UserError
 from drivetrain.inference.prediction_file import PredictionFile
 from drivetrain.inference.verbs import evaluate, predict
+from drivetrain.launch.job import Job, Node
+from drivetrain.launch.start import start_at_terminal
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.run import run
 
@@ -165,3 +168,33 @@ def test_memory_does_not_grow_with_the_samples_that_are_predicted_or_evaluated(
         assert tracemalloc.get_traced_memory()[1] - before < 2_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_an_interrupted_prediction_says_what_it_keeps_and_where_it_goes_on(
+    trained: RunConfig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = Path("rows.jsonl")
+
+    def some(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        yield from islice(rows, 8)
+        raise KeyboardInterrupt
+
+    def interrupted(*_: Any) -> None:
+        file = PredictionFile(output)
+        file.write(some(predict(trained, detect("cpu"), "best", None, begin=file.begin)))
+
+    monkeypatch.setattr("drivetrain.launch.start.start", interrupted)
+    job = Job(verb="predict", run=trained, output=output, checkpoint="best")
+    with pytest.raises(Interrupted, match=r"^Interrupted: 8 rows are kept in .*partial, and the same command goes on$"):
+        start_at_terminal(job, Node())
+    assert "going on" not in capsys.readouterr().err
+    file = PredictionFile(output)
+    other = trained.model_copy(update={"seed": 1})
+    with pytest.raises(UserError, match=r"8 rows .* this is another one: seed was 0, now 1"):
+        file.write(predict(other, detect("cpu"), "best", None, begin=file.begin))
+    file = PredictionFile(output)
+    assert file.write(predict(trained, detect("cpu"), "best", None, begin=file.begin)) == 50
+    assert "going on at row 9 of 50" in capsys.readouterr().err
+    assert [json.loads(line)["sample"] for line in output.read_text().splitlines()] == [
+        f"evaluation sample {number}" for number in range(50)
+    ]

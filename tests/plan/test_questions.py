@@ -16,6 +16,7 @@ from rich.console import Console
 from drivetrain.cli.plan_table import explained, line_of, render
 from drivetrain.config.run import RunConfig
 from drivetrain.plan.page import as_html, write_page
+from drivetrain.plan.page_bars import bars
 from drivetrain.plan.page_chart import chart
 from drivetrain.plan.questions import QUESTIONS, general_chart, path_of
 from drivetrain.plan.rows import Plan, chosen, refused
@@ -141,6 +142,22 @@ def test_the_page_loads_nothing_and_holds_choice_table_bars_and_timeline(plan: P
     assert found["choice"]["overrides"] == list(plan.choice.overrides)
     assert found["choice"]["cost"] == pytest.approx(found["choice"]["total_seconds"] / 3600 * 2.0 * 8)
     assert len(found["rows"]) == len(plan.rows)
+
+
+def test_the_legend_of_the_bars_has_the_parts_of_the_rows_alone(plan: Plan) -> None:
+    (row,) = [row for row in plan.rows if row is plan.choice]
+    assert row.costs is not None
+    memory = replace(row.costs.memory, parts={"parameters": 2**30, "gradients": 0, "activations": 2**20})
+    drawn = bars([replace(row, costs=replace(row.costs, memory=memory)), replace(row, costs=None)])
+    assert re.findall(r'<rect class="(\w+)" x="\d+" y="6"', drawn) == ["parameters", "activations"]
+
+
+def test_the_questions_say_what_their_bytes_are(plan: Plan) -> None:
+    console = Console(width=300, record=True, file=io.StringIO())
+    console.print(render(plan, "drivetrain train run.yaml"))
+    words = "bytes are tensors as the allocator reserves them"
+    assert words in console.export_text()
+    assert words in as_html(plan, "run", "")
 
 
 def test_the_page_of_a_plan_without_a_choice_can_be_written(base: RunConfig) -> None:

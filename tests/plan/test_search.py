@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from drivetrain.config.load import load
+from drivetrain.config.load import load, validate
 from drivetrain.config.run import RunConfig
 from drivetrain.plan.derive import Derivation, cuts_to_trace
 from drivetrain.plan.estimator import NotPlanned
+from drivetrain.plan.overrides import overrides_of
 from drivetrain.plan.rows import Plan, Row, chosen, row
 from drivetrain.plan.search import search
 from drivetrain.plan.search_space import Space, families
 from drivetrain.plan.step_costs import StepCosts
 from tests.cli.test_cli import DIGITS
 from tests.plan.invented import Invented, Model, machine
+from tests.test_waits import language
 
 SPACE = Space(("fp32",))
 
@@ -199,3 +202,31 @@ def test_a_model_that_takes_no_single_sample_is_searched_from_two(tmp_path: Path
 def test_a_way_whose_ranks_have_fewer_samples_than_the_model_takes_is_refused(tmp_path: Path) -> None:
     plan = search(run(tmp_path, "batch_size=8"), SPACE, NeedsTwo(LARGE, nodes=1, devices_per_node=8, memory=80 * 2**30))
     assert reasons(plan, "ddp") == {"the model takes no fewer than 2 samples at once"}
+
+
+def test_words_without_effect_are_not_offered(tmp_path: Path) -> None:
+    base = run(tmp_path)
+
+    def words(*settings: str, base: RunConfig = base) -> tuple[str, ...]:
+        return overrides_of(run(tmp_path, *settings), base)
+
+    assert words("micro_batch_size=256") == ("engine=single",), "the whole batch, as without it"
+    assert words("micro_batch_size=255") == ("engine=single", "micro_batch_size=255")
+    spread = ("engine=ddp", "processes=4")
+    assert words(*spread, "micro_batch_size=64") == spread, "a rank's whole share"
+    staged = words("engine={name: mesh, pp: 2}", "processes=2", "micro_batch_size=256")
+    assert staged[-1] == "micro_batch_size=256", "stages cut the batch without it"
+    smaller = run(tmp_path, "micro_batch_size=4")
+    assert words("micro_batch_size=256", base=smaller)[-1] == "micro_batch_size=256", "it replaces the run file's"
+
+
+def test_the_size_of_packed_samples_is_offered_only_where_nothing_else_bounds_them(tmp_path: Path) -> None:
+    raw = {"workload": language(tmp_path), "batch_size": 8, "loop": {"steps": 1}}
+
+    def words(**settings: Any) -> tuple[str, ...]:
+        base, problems = validate(raw | settings, [])
+        assert base is not None, problems
+        return overrides_of(base.model_copy(update={"micro_batch_size": 8}), base)
+
+    assert words(micro_batch_tokens=64) == ("engine=single",)
+    assert words()[-1] == "micro_batch_size=8", "on a CPU packed samples have a bound in tokens else"

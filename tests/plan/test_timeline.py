@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import torch
@@ -105,3 +106,8 @@ def test_the_picture_has_an_area_for_each_part_that_is_there_and_names_the_peak(
 def test_its_object_holds_each_part_that_is_there_at_every_moment() -> None:
     found = json.loads(json.dumps(timeline([("forward", (1, 0, 0, 2, 0, 0, 0))] * 2).as_object()))
     assert found == {"phases": ["forward"] * 2, "parts": {"parameters": [1, 1], "activations": [2, 2]}}
+
+
+def test_the_legend_has_the_parts_that_are_to_be_seen_alone() -> None:
+    drawn = memory_over_a_step(timeline([(phase, (10_000, 0, 0, 5_000, 3, 0, 0)) for phase in ("forward", "backward")]))
+    assert re.findall(r'<rect class="(\w+)"', drawn) == ["parameters", "activations"], "three bytes are not to be seen"

@@ -13,6 +13,7 @@ from drivetrain.data.tokenised import load_tokenizer
 from drivetrain.errors import UserError
 from drivetrain.models.model_folders import config_of
 from drivetrain.runtime import hub
+from drivetrain.runtime.model_places import refuse_unknown_model
 
 
 @pytest.fixture
@@ -49,6 +50,30 @@ def test_offline_nothing_is_asked(asked: list[str], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     hub.ask_hub("nobody/none", "F")
     assert asked == []
+
+
+def test_a_model_of_the_hub_is_asked_for_with_a_word_before_torch_is_imported(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "gpt3").mkdir(parents=True)
+    (tmp_path / "runs" / "gpt3" / "run.yaml").touch()
+    with pytest.raises(UserError) as refused:
+        refuse_unknown_model("gpt2", "MODEL")
+    (problem,) = refused.value.problems
+    assert problem.why == "gpt2 is no folder here, and the hub cannot be reached: no route to host"
+    assert problem.fix.startswith("did you mean runs/gpt3? Else give a local folder")
+    assert capsys.readouterr().err == "gpt2 is no folder here: asking the hub for it (did you mean runs/gpt3?)\n"
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
+    hub._unreachable.cache_clear()
+    refuse_unknown_model("gpt2", "MODEL")  # a hub that knows it lets it pass, whatever lies among the runs
+    (tmp_path / "cache" / "models--gpt2").mkdir(parents=True)
+    capsys.readouterr()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    refuse_unknown_model("gpt2", "MODEL")
+    assert capsys.readouterr().err == ""
+    assert asked == ["gpt2"]
 
 
 def test_a_folder_with_a_vocabulary_alone_is_refused_with_the_file_to_give(tmp_path: Path) -> None:

@@ -145,6 +145,12 @@ def test_a_bound_in_tokens_is_the_length(tmp_path: Path) -> None:
     assert rows(tmp_path, GPU, micro_batch_tokens=150).tokens == 150
 
 
+def test_a_bound_in_tokens_that_the_samples_cannot_fill_pads_no_row_up_to_it(tmp_path: Path) -> None:
+    lengths = sorted(build_workload(run_of(language(tmp_path)).workload, 0).lengths or ())
+    most = sum(lengths[-4:])  # micro_batch_size
+    assert most <= rows(tmp_path, GPU, micro_batch_tokens=100_000).tokens < most + 64
+
+
 @pytest.mark.parametrize("more", [{"packing": False}, {"stream": True}])
 def test_padded_batches_and_streams_have_none(more: dict[str, Any], tmp_path: Path) -> None:
     assert rows(tmp_path, GPU, **more) is None

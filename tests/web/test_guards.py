@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivetrain.errors import UserError
-from drivetrain.inference.serve.start import check_address
 from drivetrain.web.bodies import BodyLimits, check_json
 from drivetrain.web.keys import SHORTEST, WRONG_A_MINUTE, Keys, read_keys
 from drivetrain.web.refusals import Refusal
-from drivetrain.web.server import Address, bound
+from drivetrain.web.server import Address, bound, check_address
 from tests.running_server import Running, serving
 from tests.scripted_model import scripted
 

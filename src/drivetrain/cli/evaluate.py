@@ -55,14 +55,14 @@ def evaluate(
     """Evaluate checkpoints. One prints JSON; several, or several data sets, print a table: intervals of 95 % and
     differences from the first, over the same samples."""
     from drivetrain.compare.evaluating import asked, evaluations, places_and_overrides
-    from drivetrain.runtime.model_places import refuse_absent_model
+    from drivetrain.runtime.model_places import refuse_unknown_model
 
     checkpoint = [checkpoint_here(each) for each in checkpoint or []]
     places, overrides = places_and_overrides(runs)
     places = [here(place, checkpoint or ["best"]) for place in places]
     if choices is not None:
         _refuse_beside_choices(overrides, data)
-        together([functools.partial(refuse_absent_model, str(place), "RUN") for place in places])
+        together([functools.partial(refuse_unknown_model, str(place), "RUN") for place in places])
         _print(_choices(places, checkpoint or [], choices, shots, subject or [], trust), as_json)
         return
     if shots or subject:

@@ -19,12 +19,12 @@ MOST_NAMED = 8  # engines that were not examined
 
 def render(plan: Plan, command: str) -> Group:
     """Returns the plan for a reader. command: `drivetrain train run.yaml` with the user's overrides."""
-    from drivetrain.plan.questions import path_of
+    from drivetrain.plan.questions import FIGURES, path_of
 
     parts: list[RenderableType] = [_table(plan), *map(Text, _not_in_table(plan)), Text()]
     if plan.choice is not None:
         parts += [Text("The line to type:", style="bold"), Text(f"  {line_of(plan.choice, command)}"), Text()]
-    parts.append(Text("The questions that led there:", style="bold"))
+    parts.append(Text.assemble(("The questions that led there", "bold"), f" ({FIGURES}):"))
     parts += [Text(f"  {line}") for line in path_of(plan).lines()]
     parts += [Text(f"note  {line}") for line in plan.notes]
     parts += [Text(f"offer {line}") for line in plan.offers]

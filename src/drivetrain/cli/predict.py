@@ -20,6 +20,7 @@ from drivetrain.cli.arguments import (
 )
 from drivetrain.cli.console import errors
 from drivetrain.cli.jobs import start_job
+from drivetrain.errors import problem
 
 
 def predict(
@@ -35,11 +36,14 @@ def predict(
         Path | None,
         path_option("--llama-factory", help="Folder for LLaMA-Factory's generated_predictions.jsonl and results."),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Discard what another, interrupted prediction left for the file.")
+    ] = False,
     trust: TrustOption = False,
 ) -> None:
     """Predict with a checkpoint, one row a sample, in order: for the evaluation data, or for data that you name.
 
-    What a kill left of a .jsonl is continued by the same command.
+    What a kill or Ctrl-C left of a .jsonl is continued by the same command.
     """
     from drivetrain.inference.request import asked_for
     from drivetrain.launch.prepare import checked_place
@@ -49,6 +53,10 @@ def predict(
         from drivetrain.inference.llama_factory_files import ROWS
 
         to = llama_factory / ROWS
+    if overwrite and to is None:
+        raise problem(
+            "--overwrite", "predictions are printed, which replaces nothing", "give --output, or leave it out"
+        )
     checkpoint = checkpoint_here(checkpoint)
     run_file = here(run_file, [checkpoint])
     ready = checked_place(run_file, overrides or [], checkpoint=checkpoint, data=data, output=to, trust=trust)
@@ -57,7 +65,9 @@ def predict(
 
         check_request(ready.run, to, bool(texts))
     begun = time.monotonic()
-    result = start_job(ready, verb="predict", checkpoint=checkpoint, data=data, texts=texts, output=to)
+    result = start_job(
+        ready, verb="predict", checkpoint=checkpoint, data=data, texts=texts, output=to, overwrite=overwrite
+    )
     if result.of_first and to is not None and llama_factory is not None:
         from drivetrain.inference.llama_factory_files import write_files
 

@@ -84,19 +84,20 @@ def serve(
     adapters = adapters_of(adapter or [])
     if adapters and with_base:
         raise problem("--with-base", "--adapter was given too, whose base has a name already", "leave one of them out")
+    from drivetrain.web.keys import read_keys
+    from drivetrain.web.server import Address, bound, check_address
+
+    address, keys = Address(host, port, unix_socket), read_keys(key_file)
+    check_address(address, keys)
     _refuse_absent(place, checkpoint, adapters)
     from drivetrain.inference.encoders import ENCODER, PICTURES, TEXTS, kind_of, load_reader
     from drivetrain.inference.loading import load_model
-    from drivetrain.inference.serve.start import Limits, check_address
+    from drivetrain.inference.serve.start import Limits
     from drivetrain.inference.serve.start import serve as serve_model
-    from drivetrain.web.keys import read_keys
-    from drivetrain.web.server import Address, bound
 
     checkpoint = checkpoint_here(checkpoint)
     typed, place = place, here(place, [checkpoint], "MODEL")
     adapters = {name: here(folder, ["best"], "--adapter") for name, folder in adapters.items()}
-    address, keys = Address(host, port, unix_socket), read_keys(key_file)
-    check_address(address, keys)
     listening = bound(address)  # before the model is loaded, which takes longer
     errors.print(f"[dim]loading {escape(as_typed(typed))}[/]", soft_wrap=True)
     if (kind := kind_of(place, checkpoint, trust)) in (TEXTS, PICTURES, ENCODER):

@@ -129,7 +129,8 @@ def read_text(path: Path, most_bytes: int) -> str:
         return content.decode("utf-8-sig")
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, _beside(path), n=1)
-        hint = f"did you mean {path.parent / near[0]}?" if near else "drivetrain init writes a run file to begin with"
+        meant = path.parent / near[0] if near else near_run(path)
+        hint = f"did you mean {meant}?" if meant else "drivetrain init writes a run file to begin with"
         raise problem(str(path), "there is no such file", hint) from None
     except UnicodeDecodeError as error:
         raise problem(str(path), f"cannot be read: {error}", cure) from None
@@ -137,6 +138,15 @@ def read_text(path: Path, most_bytes: int) -> str:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL character in its name
         raise problem(str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}", cure) from None
+
+
+def near_run(path: Path) -> Path | None:
+    """Returns the folder of a run below runs/ whose name is one word, or nearly so; None where there is none."""
+    if len(path.parts) != 1:
+        return None
+    folders = {file.parent.name: file.parent for file in Path("runs").glob("*/run.yaml")}
+    near = difflib.get_close_matches(path.stem, folders, n=1)
+    return folders[near[0]] if near else None
 
 
 def path_exists(path: str | Path) -> bool:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from drivetrain.config.engines import ENGINES, SHORT, block_of
+from drivetrain.config.exclusive_fields import Replaced, replace_others
 from drivetrain.config.field_paths import TAGS, blocks_of, field_paths
 from drivetrain.config.files import BrokenText, parsed_yaml, read_yaml
 from drivetrain.config.location import without_secrets
@@ -55,23 +56,21 @@ def load(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig | None, l
     if (foreign := FOREIGN & raw.keys()) and "workload" not in raw:
         why = f"is no run file but a configuration of other software ({', '.join(sorted(foreign))})"
         return None, [Problem(str(path), why, f"drivetrain import {path} --output run.yaml makes a run file of it")]
-    problems: list[Problem] = []
-    for override in overrides:
-        try:
-            _apply(raw, override)
-        except UserError as error:
-            problems.extend(error.problems)
+    problems, _ = _overridden(raw, overrides)
     raw.setdefault("name", path.stem)
     return validate(raw, problems)
+
+
+def replaced(path: Path, overrides: Sequence[str]) -> list[str]:
+    """Returns a sentence for each value of a run file whose place an override of another field takes."""
+    return [str(each) for each in _overridden(read_yaml(path), overrides)[1]]
 
 
 def left_to_the_plan(path: Path, overrides: Sequence[str] = ()) -> list[str]:
     """Returns the fields, of OPEN, whose value is `auto`. Raises UserError for a file that cannot be read; wrong
     overrides are for `load` to report."""
     raw = read_yaml(path)
-    for override in overrides:
-        with suppress(UserError):
-            _apply(raw, override)
+    _overridden(raw, overrides)
     return left_open(raw)
 
 
@@ -109,7 +108,21 @@ def validate(raw: dict[str, Any], problems: list[Problem]) -> tuple[RunConfig | 
 # --- overrides ---------------------------------------------------------------------------------------------------
 
 
-def _apply(raw: dict[str, Any], override: str) -> None:
+def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> tuple[list[Problem], list[Replaced]]:
+    """Applies overrides to the keys of a run file. Returns what is wrong with them, and what they replace beside their
+    own fields."""
+    problems: list[Problem] = []
+    given: list[tuple[str, ...]] = []
+    for override in overrides:
+        try:
+            given.append(_apply(raw, override))
+        except UserError as error:
+            problems.extend(error.problems)
+    return problems, replace_others(raw, given)
+
+
+def _apply(raw: dict[str, Any], override: str) -> tuple[str, ...]:
+    """Applies an override, and returns the path of its field."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         fix = "write key=value, e.g. precision=bf16-mixed or optimizer.lr=3e-4"
@@ -121,8 +134,10 @@ def _apply(raw: dict[str, Any], override: str) -> None:
         value = parsed_yaml(text) if text else None
     except BrokenText as error:
         raise problem(key, f"the value {shown(text)}: {error}", "correct it, or quote a text") from None
-    node, name = place_in(raw, resolve_key(key))
+    path = resolve_key(key)
+    node, name = place_in(raw, path)
     node[name] = value
+    return tuple(path)
 
 
 def place_in(raw: dict[str, Any], path: Sequence[str]) -> tuple[dict[str, Any], str]:

@@ -128,7 +128,7 @@ def _all(names: str, handler: Handler) -> dict[str, Handler]:
 
 
 def _later(what: str) -> Handler:
-    return fated("later", what)
+    return fated("later", what, alters=True)
 
 
 def _of_others(engine: str) -> Handler:
@@ -144,7 +144,7 @@ _RAY = fated("refused", "Ray is not used here; drivetrain launch writes jobs for
 
 _SWANLAB = fated("unneeded", "add swanlab to tracking.trackers; SwanLab's own variables say the rest")
 _PROFILER = fated("unneeded", "drivetrain profile shows where the time goes")
-_MULTIMODAL = fated("later", "models of images and texts")
+_MULTIMODAL = _later("no models of images and texts are trained here yet")
 _KTRANSFORMERS = if_on(fated("refused", "KTransformers is not used here"))
 
 KEYS: dict[str, Handler] = {
@@ -154,11 +154,14 @@ KEYS: dict[str, Handler] = {
     "use_reentrant_gc": fated("unneeded", "the non-reentrant way is taken, which does the same"),
     "print_param_status": _TOLD,
     **_all("hf_hub_token ms_hub_token om_hub_token", fated("unneeded", "the hub's own login has it")),
-    **_all("image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches", _MULTIMODAL),
-    **_all("video_max_pixels video_min_pixels video_fps video_maxlen use_audio_in_video", _later("models of video")),
-    **_all("audio_sampling_rate", _later("models of sound")),
+    **_all("image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches", if_on(_MULTIMODAL)),
+    **_all(
+        "video_max_pixels video_min_pixels video_fps video_maxlen",
+        if_on(_later("no models of video are trained here yet")),
+    ),
+    **_all("use_audio_in_video audio_sampling_rate", if_on(_later("no models of sound are trained here yet"))),
     **_all("freeze_vision_tower freeze_multi_modal_projector", _MULTIMODAL),
-    **_all("freeze_language_model media_dir", _MULTIMODAL),
+    **_all("freeze_language_model media_dir", if_on(_MULTIMODAL)),
     # data
     "overwrite_cache": fated("unneeded", "tokenised data are made again when what made them changed"),
     "data_shared_file_system": fated("unneeded", "every machine reads the data at the run file's path"),

@@ -8,6 +8,7 @@ data/loader.py, model/model_utils/rope.py). A list of names is a text with comma
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -110,6 +111,8 @@ def _packs(given: KeyReader) -> bool:
 
 SHIPPED = {"alpaca": "alpaca", "vicuna": "vicuna", "chatml": "chatml", "chatml_de": "chatml"}
 BARE = ("default", "empty", "fewshot")  # no tokenizer has these
+# of models of pictures, video or sound: qwen2_vl, llava_next, minicpm_v, qwen2_audio, qwen3_omni, glm4v, ...
+OF_MEDIA = re.compile(r"(.*_)?(vl|v|o|llava|vision|video|audio|omni)(_.*)?|mllama|paligemma.*|pixtral|glm4(_5)?v.*")
 SYSTEMS = {  # of conversations that have none
     "alpaca": "Below is an instruction that describes a task. "
     "Write a response that appropriately completes the request.",
@@ -138,6 +141,13 @@ def _template(given: KeyReader) -> None:
             f"{name}: the tokenizer's own is taken; give {DATA}.template alpaca, chatml, vicuna, plain or a Jinja file"
         )
         given.lose("template", why)
+    elif OF_MEDIA.fullmatch(name):
+        given.note(
+            "template",
+            "later",
+            f"no models of images, video or sound, as those of {name} are, are trained here yet",
+            alters=True,
+        )
     else:
         why = (
             f"the tokenizer's own template is used; give the tokenizer of a model that {name} is made for. "

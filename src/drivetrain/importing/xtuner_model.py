@@ -44,7 +44,7 @@ def model(given: KeyReader) -> None:
         _lora(within.block("lora"))
     for name in within.raw:
         if name in OF_PICTURES:
-            within.note(name, "later", "models of images and texts")
+            within.note(name, "later", "no models of images and texts are trained here yet", alters=True)
     holder = within.block("llm") if isinstance(within.take("llm"), dict) else within
     bits = holder.take("quantization_config")
     if isinstance(bits, dict) and not has_adapter:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from drivetrain.config.files import path_exists
 from drivetrain.config.run import RunConfig
-from drivetrain.config.texts import texts as texts_in
 from drivetrain.data.loader import evaluation_batches
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
@@ -86,41 +80,3 @@ def _row(prompt: Prompt, answer: Answer) -> dict[str, Any]:
         "logprob": round(sum(each.logprob for each in answer.logprobs), 6),
         "finish_reason": answer.finish_reason,
     }
-
-
-def request_of(run: RunConfig, checkpoint: Path, data: str | None, texts: Sequence[str]) -> dict[str, Any]:
-    """Returns all that decides the rows of a prediction, to recognise the same request again."""
-    read = [] if texts else _evaluation_data(run) if data is None else [Path(data)]
-    files = [checkpoint, *sorted(checkpoint.glob("*.json")), *(each for each in read if each.exists())]
-    return {
-        "run": hashlib.sha256(run.model_dump_json().encode()).hexdigest(),
-        "files": [[str(file), file.stat().st_mtime_ns, file.stat().st_size] for file in files if file.exists()],
-        "folders": [[str(each), _digest_of_names(each)] for each in read if each.is_dir()],
-        "data": data,
-        "texts": list(texts),
-    }
-
-
-def _evaluation_data(run: RunConfig) -> list[Path]:
-    """Returns the files and folders of the run's own evaluation data; of all its data where the evaluation data are a
-    part of the others, or the workload is the user's."""
-    workload = run.workload.model_dump(mode="json")
-    data = workload.get("data") or workload
-    named = (data.get("evaluation") if isinstance(data, dict) else None) or data
-    return [path for text in dict.fromkeys(texts_in(named)) if text and path_exists(path := Path(text).expanduser())]
-
-
-def _digest_of_names(folder: Path) -> str:
-    """Returns a digest of the names, times and sizes of all files in a folder."""
-    found = hashlib.sha256()
-    for place, folders, files in os.walk(folder):
-        folders.sort()
-        for name in sorted(files):
-            with contextlib.suppress(OSError):  # a link to nothing
-                known = os.stat(os.path.join(place, name))
-                found.update(
-                    f"{os.path.join(place, name)}\0{known.st_mtime_ns}\0{known.st_size}\0".encode(
-                        errors="surrogateescape"
-                    )
-                )
-    return found.hexdigest()

@@ -11,7 +11,8 @@ from typing import Any
 
 from drivetrain.config.run import RunConfig
 from drivetrain.config.texts import texts
-from drivetrain.errors import problem
+from drivetrain.errors import UserError, counted, problem
+from drivetrain.inference.prediction_request import changes
 from drivetrain.runtime.atomic_file import followed
 
 ENDINGS = (".jsonl", ".csv")
@@ -45,20 +46,27 @@ class PredictionFile:
     """JSON Lines or, if the name ends in .csv, CSV: written aside, and renamed when all rows are there.
 
     JSON Lines that a kill or an error cut short stay aside, with the request they answer; the same request goes on with
-    them.
+    them. Another one is refused, unless it is to overwrite them.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, overwrite: bool = False) -> None:
         self._path = followed(path)  # a link stays
         self._aside = self._path.with_name(f".{self._path.name}.partial")
         self._request = self._path.with_name(f".{self._path.name}.request.json")
         self._is_csv = path.suffix == ".csv"
+        self._overwrite = overwrite
         self._done = 0
+        self._has_begun = False  # until then, what lies aside is an earlier prediction's
 
     def begin(self, request: dict[str, Any]) -> int:
-        """Returns the number of rows that there are already of the same request."""
+        """Returns the number of rows that there are already of the same request. Raises UserError for the rows of
+        another one."""
         with self._reported():
-            self._done = 0 if self._is_csv or self._earlier() != request else _whole_lines(self._aside)
+            earlier = self._earlier()
+            self._done = 0 if self._is_csv or self._overwrite else _whole_lines(self._aside)
+            if self._done and earlier != request:
+                raise self._taken(changes(earlier, request))
+            self._has_begun = True
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if not self._done:
                 self._forget()
@@ -66,12 +74,28 @@ class PredictionFile:
                 self._request.write_text(json.dumps(request), encoding="utf-8")
         return self._done
 
+    def left(self) -> str:
+        """Describes, after a Ctrl-C, what there is of the rows and how to go on: the end of a sentence."""
+        if self._is_csv:
+            return ", and a .csv keeps no rows: a .jsonl does, and the same command goes on with them"
+        try:
+            with self._aside.open("rb") as file:
+                count = sum(line.endswith(b"\n") for line in file)
+        except OSError:
+            count = 0
+        if not count:
+            return " before the first row was written"
+        is_or_are = "is" if count == 1 else "are"
+        but = " without --overwrite" if self._overwrite else ""
+        return f": {counted(count, 'row')} {is_or_are} kept in {self._aside}, and the same command{but} goes on"
+
     def write(self, rows: Iterator[dict[str, Any]]) -> int:
         """Writes the rows that follow, and returns the number of all."""
         try:
             first = list(islice(rows, 1))  # before the file is opened: what makes the rows may call `begin`
             with self._reported():
                 self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._has_begun = True
                 file = self._aside.open("a" if self._done else "w", encoding="utf-8", newline="")
             try:
                 write = _csv_writer(file) if self._is_csv else _json_writer(file)
@@ -88,10 +112,15 @@ class PredictionFile:
                 self._aside.replace(self._path)
                 self._request.unlink(missing_ok=True)
         except BaseException:
-            if not self._done or not self._request.exists():
+            if self._has_begun and not (self._done and self._request.exists()):
                 self._forget()
             raise
         return self._done
+
+    def _taken(self, why: str) -> UserError:
+        rows = f"{counted(self._done, 'row')} of an interrupted prediction to {self._path.name}"
+        fix = "repeat that command to go on with them, give another --output, or discard them with --overwrite"
+        return problem("--output", f"{self._aside} holds {rows}, and this is another one: {why}", fix)
 
     def _earlier(self) -> Any:
         try:

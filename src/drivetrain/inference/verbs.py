@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
 from drivetrain.generation.answering import sampler
 from drivetrain.generation.text_metrics import ScoredAnswers, TextMetrics
-from drivetrain.inference.predicted_rows import PredictedRows, request_of
+from drivetrain.inference.predicted_rows import PredictedRows
+from drivetrain.inference.prediction_request import request_of
 from drivetrain.inference.weights import find_checkpoint, load_into
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.runtime.progress_line import SAMPLES, ProgressLine
@@ -78,7 +80,8 @@ def predict(
 
     data: a file or a folder; None: the evaluation data. texts: in place of them. A language model answers texts, and
     all rows of data of which some have no reply; these have no loss. begin: called on the first rank with all that
-    decides the rows; returns the number of those that are there already, which are passed over. shown: whether a line
+    decides the rows; returns the number of those that are there already, which are passed over and reported on
+    stderr. shown: whether a line
     on stderr says how far it is. On several ranks all must exhaust the rows; the first one yields them.
     """
     with arithmetic(run.precision_spec, machine):
@@ -105,8 +108,10 @@ def rows_in_arithmetic(
     if prompts is None:
         samples = workload.text_samples(texts) if texts else workload.prediction_samples(data)
     path = find_checkpoint(run, workload, checkpoint)
-    load_into(engine, path)
     start = 0 if begin is None else ranks.on_first(lambda: begin(request_of(run, path, data, texts)))
+    if start and ranks.is_first:
+        _tell_start(start, len(prompts or () if samples is None else samples))
+    load_into(engine, path)
     predicted = PredictedRows(run, workload, engine, ranks)
     rows = predicted.of_prompts(prompts or (), start) if samples is None else predicted.of_samples(samples, start)
     if not (shown and ranks.is_first):
@@ -115,6 +120,11 @@ def rows_in_arithmetic(
     line = ProgressLine("predicting", len(prompts or () if samples is None else samples), start, SAMPLES)
     yield from in_bursts(rows, predicted.at_once, lambda number: line.reach(start + number))
     line.end()
+
+
+def _tell_start(start: int, rows: int) -> None:
+    line = f"going on at row {start + 1:,} of {rows:,}" if start < rows else f"all {rows:,} rows are there already"
+    print(f"{line}: an earlier prediction was interrupted", file=sys.stderr, flush=True)
 
 
 def in_bursts(rows: Iterable[dict[str, Any]], at_once: int, reached: Callable[[int], None]) -> Iterator[dict[str, Any]]:

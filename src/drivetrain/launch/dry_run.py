@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from drivetrain.config.load import load
+from drivetrain.config.load import load, replaced
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
@@ -95,7 +95,8 @@ def dry_run(
     if found is None or choice is None:
         return result
     run, machine = found.run, found.machine
-    notes = [*choice.notices, *notices(run, machine, found.problems)]
+    replacing = replaced(run_file, choice.overrides)
+    notes = [*choice.notices, *replacing, *notices(run, machine, found.problems)]
     result = DryRun(run, list(found.problems), notes, {"run": _of_the_run(run, machine)})
     sources = texts(run.model_dump(mode="json"))
     result.collect(lambda: RunFolder(run.folder).refuse_unless_ready(resume, overwrite, sources))

@@ -73,7 +73,7 @@ def _predict(task: Job) -> Result:
     from drivetrain.inference.prediction_file import PredictionFile
 
     assert task.checkpoint is not None
-    file = None if task.output is None else PredictionFile(task.output)
+    file = None if task.output is None else PredictionFile(task.output, task.overwrite)
     begin = None if file is None else file.begin
     shown = file is not None or not sys.stdout.isatty()  # a line between rows on a terminal would be in their way
     rows = verbs.predict(task.run, detect(task.run.device), task.checkpoint, task.data, task.texts, begin, shown)

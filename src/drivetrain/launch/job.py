@@ -21,7 +21,7 @@ class Job(BaseModel):
     run: RunConfig
     notices: list[str] = []
     resume: bool = False
-    overwrite: bool = False
+    overwrite: bool = False  # a run's folder, or what an interrupted prediction left
     quiet: bool = False
     checkpoint: str | None = None  # best, last or a folder
     data: str | None = None  # what to predict for
@@ -49,7 +49,12 @@ class Result(BaseModel):
 
 
 def lost(task: Job) -> str:
-    """Returns the end of an error's message: the training that was lost because it could not be saved."""
+    """Returns the end of an error's message: the training that was lost because it could not be saved, or the
+    predictions that are kept."""
+    if task.verb == "predict" and task.output is not None:
+        from drivetrain.inference.prediction_file import PredictionFile
+
+        return PredictionFile(task.output, task.overwrite).left()
     if task.verb != "train":
         return ""
     from drivetrain.checkpoint.directory import steps

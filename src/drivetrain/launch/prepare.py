@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.config import rules
-from drivetrain.config.load import load
+from drivetrain.config.load import load, replaced
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
 from drivetrain.config.planned import PlannedFigures
@@ -58,7 +58,8 @@ def checked(
     if run is not None:
         refuse_code_of_folders(run, run_file, trust)
     ready = judged_here(run, problems, node, checkpoint, data, output, model_files)
-    return replace(ready, notices=[*choice.notices, *ready.notices], planned=choice.planned)
+    all_notices = [*choice.notices, *replaced(run_file, choice.overrides), *ready.notices]
+    return replace(ready, notices=all_notices, planned=choice.planned)
 
 
 def checked_place(place: Path, overrides: Sequence[str] = (), **given: Any) -> Checked:

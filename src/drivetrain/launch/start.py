@@ -67,7 +67,7 @@ def _with_sources(task: Job) -> Job:
 
 def start_at_terminal(task: Job, node: Node, place: Place | None = None) -> Result:
     """Does the same; Ctrl-C, which command-line libraries turn into a silent exit, becomes Interrupted, with the
-    training that is lost."""
+    training that is lost or the predictions that are kept."""
     try:
         return start(task, node, place)
     except KeyboardInterrupt:
@@ -79,7 +79,8 @@ def _refuse_again(task: Job) -> None:
     earlier = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
     if task.overwrite and earlier:
         why = f"torchrun starts this run again (restart {earlier}), and what it saved before would be deleted"
-        raise problem("--overwrite", why, "give --resume instead: where there is no checkpoint it begins anew")
+        fix = "give --resume instead: where there is no checkpoint it begins anew"
+        raise problem("--overwrite", why, fix if task.verb == "train" else "leave it out: the same command goes on")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,13 +20,23 @@ FIELDS = (
 
 
 def overrides_of(run: RunConfig, base: RunConfig) -> tuple[str, ...]:
-    """Returns the overrides: the engine always, other fields where they differ."""
+    """Returns the overrides: the engine always, other fields where they differ and have an effect."""
     found = [f"engine={engine_text(run.engine)}"]
     for name in FIELDS:
         value = getattr(run, name)
+        if name == "micro_batch_size" and base.micro_batch_size is None and _bounds_nothing(run):
+            continue
         if value != getattr(base, name) and not (name == "processes" and not run.engine.takes_processes):
             found.append(f"{name}={json.dumps(value) if not isinstance(value, str) else value}")
     return tuple(found)
+
+
+def _bounds_nothing(run: RunConfig) -> bool:
+    """Returns whether a rank's samples are cut as they are without a micro_batch_size: it takes all of them, and is not
+    in place of the bound in tokens that packed samples have on a CPU."""
+    share = math.ceil(run.step_samples / run.data_parallel_size)
+    is_bounded = run.micro_batch_tokens is not None or not run.workload.is_packed
+    return run.engine.stages == 1 and run.micro_batch >= share and is_bounded
 
 
 def way_in_words(run: RunConfig) -> str:

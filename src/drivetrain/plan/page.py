@@ -11,7 +11,7 @@ from drivetrain.plan.columns import columns, shown_rows
 from drivetrain.plan.page_bars import bars, memory_over_a_step
 from drivetrain.plan.page_chart import chart
 from drivetrain.plan.page_template import rendered
-from drivetrain.plan.questions import path_of
+from drivetrain.plan.questions import FIGURES, path_of
 from drivetrain.plan.rows import Plan
 from drivetrain.plan.timeline import NOTHING, Timeline
 from drivetrain.runtime.atomic_file import write_whole, writing
@@ -45,6 +45,7 @@ def as_html(plan: Plan, name: str, command: str) -> str:
         outcome=path.outcome,
         command=command,
         notes=[*plan.notes, *plan.offers],
+        figures=FIGURES,
         chart=Markup(chart(path)),
         columns=shown,
         rows=[{"chosen": row is plan.choice, "texts": [column.text(plan, row) for column in shown]} for row in rows],

@@ -12,6 +12,7 @@ from drivetrain.plan.timeline import PARTS, Timeline
 
 WIDTH, NAMES, LINE = 960, 360, 30
 MOST_NAME = 50  # characters that NAMES has room for
+LEAST_HEIGHT = 0.5  # that a part has somewhere to be seen
 SCALE = WIDTH - NAMES - 120
 STYLE = """
 .ink{fill:#1c2330}.soft{fill:#5b6575}.grid{stroke:#9aa5b8;stroke-dasharray:4 4}.limit{stroke:#b3261e;stroke-width:2}
@@ -28,16 +29,18 @@ def bars(rows: Sequence[Row]) -> str:
     """Returns a bar for each row with known memory, its parts in colour, the device's memory as a line."""
     known = [row for row in rows if row.costs is not None]
     largest = max((max(row.needed or 0, row.capacity) for row in known), default=1)
-    body, y = [_legend()], 44
+    there = {part for row in rows if row.costs is not None for part, size in row.costs.memory.parts.items() if size}
+    body, y = [_legend([part for part in PARTS if part in there])], 44
     for row in known:
         body += _bar(row, y, SCALE / largest)
         y += LINE
     return _svg("".join(body), WIDTH, y + 8, "What a device's memory is made of")
 
 
-def _legend() -> str:
+def _legend(parts: Sequence[str]) -> str:
+    """Returns the colours of the parts that are in the picture."""
     x, found = 0, []
-    for name in PARTS:
+    for name in parts:
         words = WORDS.get(name, name)
         found.append(f'<rect class="{name}" x="{x}" y="6" width="12" height="12" rx="2"/>')
         found.append(f'<text class="ink" x="{x + 17}" y="17">{words}</text>')
@@ -77,14 +80,15 @@ def memory_over_a_step(timeline: Timeline) -> str:
     highest = max(1, int(allocated[peak]))
     across = (WIDTH - left - 20) / (len(timeline.phases) - 1)
     xs = [left + across * moment for moment in range(len(timeline.phases))]
-    body, below = [_legend()], np.zeros(len(xs))
-    for part, sizes in zip(PARTS, timeline.parts.T, strict=True):
-        if sizes.any():
-            above = below + sizes
-            edges = [top + height * (1 - each / highest) for each in (above, below)]
-            title = f"<title>{WORDS.get(part, part)}: at most {gib(int(sizes.max()))}</title>"
-            body.append(f'<path class="{part}" d="{_area(xs, *edges)}">{title}</path>')
-            below = above
+    seen = [(part, sizes) for part, sizes in zip(PARTS, timeline.parts.T, strict=True) if sizes.any()]
+    visible = [part for part, sizes in seen if sizes.max() * height / highest >= LEAST_HEIGHT]
+    body, below = [_legend(visible)], np.zeros(len(xs))
+    for part, sizes in seen:
+        above = below + sizes
+        edges = [top + height * (1 - each / highest) for each in (above, below)]
+        title = f"<title>{WORDS.get(part, part)}: at most {gib(int(sizes.max()))}</title>"
+        body.append(f'<path class="{part}" d="{_area(xs, *edges)}">{title}</path>')
+        below = above
     for share in (0.0, 0.5, 1.0):
         y = top + height * (1 - share)
         body.append(f'<path class="grid" d="M{left} {y}H{WIDTH - 20}"/>')

@@ -46,6 +46,8 @@ QUESTIONS = (
 NOTHING_FITS = "more devices, 16 bits, an adapter"
 NOTHING_KNOWN = "not known: nothing that was asked could be planned"
 LINKS = Question("links", "Do the links keep up with the devices?", "the largest micro-batch that fits")
+# the table has the tensors alone, of all that a device has
+FIGURES = "bytes are tensors as the allocator reserves them, of what a margin and the rest leave for them"
 SLOW_LINKS = "fewer messages: larger steps, shards within a machine (hybrid), stages between machines"
 
 

@@ -4,6 +4,8 @@ retries."""
 from __future__ import annotations
 
 import functools
+import sys
+from pathlib import Path
 
 from drivetrain.errors import problem
 
@@ -22,6 +24,31 @@ def ask_hub(name: str, field: str) -> None:
     reason = _unreachable(name)
     if reason is not None:
         raise problem(field, f"{name} is no folder here, and the hub cannot be reached: {reason}", FIX)
+
+
+def refuse_out_of_reach(name: str, field: str, meant: Path | None = None) -> None:
+    """Does the same before anything that takes seconds is imported, and says that it asks. Raises UserError too for a
+    model that no cache holds where HF_HUB_OFFLINE keeps from asking. meant: a run that the user may have meant."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.file_download import repo_folder_name
+
+    hint = "" if meant is None else f"did you mean {meant}? Else "
+    try:
+        folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"))
+    except HFValidationError:
+        why = f"{name} is no folder here, and no name that a model on the hub may have"
+        raise problem(field, why, f"{hint}give the folder of a model or run, or a name on the hub") from None
+    if folder.is_dir():
+        return
+    if constants.HF_HUB_OFFLINE:
+        why = f"{name} is no folder here, nor a model in the hub's cache, and HF_HUB_OFFLINE keeps from asking the hub"
+        raise problem(field, why, hint + FIX)
+    asks = f"{name} is no folder here: asking the hub for it"
+    print(asks if meant is None else f"{asks} (did you mean {meant}?)", file=sys.stderr, flush=True)
+    reason = _unreachable(name)
+    if reason is not None:
+        raise problem(field, f"{name} is no folder here, and the hub cannot be reached: {reason}", hint + FIX)
 
 
 @functools.cache

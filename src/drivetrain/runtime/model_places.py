@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from drivetrain.config.files import read_text
+from drivetrain.config.files import near_run, read_text
 from drivetrain.errors import clipped, problem
 from drivetrain.runtime.checkpoint_names import check_there
+from drivetrain.runtime.hub import refuse_out_of_reach
 from drivetrain.runtime.run_folder import RunFolder
 
 RUN_FILES = (".yaml", ".yml")
@@ -27,9 +28,16 @@ def refuse_absent_model(path: str, field: str) -> None:
         raise problem(field, f"{path} does not exist", f"relative paths are taken from {Path.cwd()}")
 
 
+def refuse_unknown_model(path: str, field: str) -> None:
+    """Does the same, and raises UserError for a hub's model too where the hub is out of reach."""
+    refuse_absent_model(path, field)
+    if not Path(path).expanduser().exists():
+        refuse_out_of_reach(path, field, near_run(Path(path)))
+
+
 def refuse_absent_source(path: str, checkpoint: str) -> None:
     """Raises UserError for a model that is asked, or a checkpoint of its run, that is not there."""
-    refuse_absent_model(path, "MODEL")
+    refuse_unknown_model(path, "MODEL")
     run = RunFolder(Path(path).expanduser())
     if run.run_file.is_file():
         check_there(checkpoint, run.checkpoints, "--checkpoint")

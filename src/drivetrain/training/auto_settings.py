@@ -18,7 +18,7 @@ import numpy as np
 from drivetrain.config import rules
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.data.fixed_rows import cheapest_rows
+from drivetrain.data.fixed_rows import MULTIPLE, cheapest_rows
 from drivetrain.data.loading_time import workers_for
 from drivetrain.data.micro_batches import rank_share
 from drivetrain.data.order import Order, RepeatedOrder
@@ -160,7 +160,7 @@ def settle_rows(run: RunConfig, machine: Machine, workload: Workload, compiles: 
 
 def rows_of(run: RunConfig, machine: Machine, workload: Workload, compiles: bool) -> Rows | None:
     """Returns the length that packed rows are filled up to, or None: by default on a GPU and wherever blocks are
-    compiled."""
+    compiled. A bound in tokens is the length, as far as a micro-batch's samples can fill it."""
     wanted = run.workload.fixed_rows
     if not workload.packs or workload.lengths is None:
         return None
@@ -169,7 +169,11 @@ def rows_of(run: RunConfig, machine: Machine, workload: Workload, compiles: bool
     lengths = np.asarray(workload.lengths)
     longest = max(int(lengths.max()), max(workload.evaluation_lengths or [0]))
     overhead = micro_batch_tokens(run, machine)
-    return cheapest_rows(_shares(run, workload, lengths), longest, run.micro_batch, overhead, run.micro_batch_tokens)
+    most = run.micro_batch_tokens
+    if most is not None:  # beyond what the longest samples together have, each row would be padding
+        filled = max(longest, int(np.sort(lengths)[-run.micro_batch :].sum()))
+        most = min(most, math.ceil(filled / MULTIPLE) * MULTIPLE)
+    return cheapest_rows(_shares(run, workload, lengths), longest, run.micro_batch, overhead, most)
 
 
 def _shares(run: RunConfig, workload: Workload, lengths: np.ndarray) -> Iterator[list[np.ndarray]]:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from drivetrain.errors import problem
 from drivetrain.web.connections import GuardedConnection
+from drivetrain.web.keys import Keys
 
 MOST_CONNECTIONS = 900  # a process may have 1,024 files open on most systems
 
@@ -38,6 +39,13 @@ class Address:
             return not ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return True  # a name
+
+
+def check_address(address: Address, keys: Keys) -> None:
+    """Raises UserError for an address that other machines reach, without a key."""
+    if address.is_public and not keys:
+        fix = "give --key-file FILE, or stay at 127.0.0.1 and reach it through ssh -L"
+        raise problem("--host", f"other machines reach {address.host}, and there is no key", fix)
 
 
 def bound(address: Address) -> socket.socket:

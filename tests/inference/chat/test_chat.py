@@ -149,6 +149,9 @@ def test_a_checkpoints_folder_is_of_the_first_model_alone(
         return scripted()
 
     monkeypatch.setattr("drivetrain.inference.loading.load_model", load)
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two", "three"):  # else the hub is asked for them
+        (tmp_path / name).mkdir()
     pipe = io.TextIOWrapper(io.BytesIO(b"/compare three\n"))
     for given, others in ((str(tmp_path), "best"), ("last", "last")):
         loaded.clear()

@@ -6,7 +6,6 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from drivetrain.errors import Problem, UserError
 from drivetrain.inference.encoders import Reader
 from drivetrain.inference.loading import LoadedModel
 from drivetrain.inference.serve.app import Guards, application
@@ -28,14 +27,6 @@ class Limits:
     seconds: float = 600.0
     per_minute: int | None = None
     stop_seconds: int = 30
-
-
-def check_address(address: Address, keys: Keys) -> None:
-    """Raises UserError for an address that other machines reach, without a key."""
-    if address.is_public and not keys:
-        why = f"other machines reach {address.host}, and there is no key"
-        fix = "give --key-file FILE, or stay at 127.0.0.1 and reach it through ssh -L"
-        raise UserError([Problem("--host", why, fix)])
 
 
 def serve(

@@ -158,12 +158,13 @@ function useTalk(model, ofBase, settings, system, tools) {
         if (kind === "failed") answer.note = data.message;
         show();
       }, control.signal);
-      answer.note ??= t("chat.cut"); // an answer ends with one of the two
-      show();
+      answer.note ??= t("chat.cut"); // no end came
       model.look(); // its process may have ended
     } catch (refused) {
-      if (refused.name !== "AbortError") model.setError(refused);
+      if (refused.name === "AbortError") answer.note = t("chat.stopped");
+      else model.setError(refused);
     }
+    show();
     return setBusy(null);
   };
   return { ready, busy, messages, asks, send, stop: () => busy?.abort(), clear: () => setMessages([]) };
