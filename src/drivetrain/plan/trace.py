@@ -133,8 +133,10 @@ def measured_step_costs(run: RunConfig, machine: Machine, workload: Workload) ->
 
 
 def _axis_of_all(run: RunConfig) -> str:
-    """Returns the axis that all ranks lie along, where there is one alone; else the data's."""
-    return next((axis for axis, ranks in run.engine.axes.items() if ranks == run.world_size), "dp")
+    """Returns the axis that all ranks lie along, where there is one alone; else the data's. Attention over context
+    ranks has a group of its own, beside which the group of all is the one that sums gradients."""
+    axes = ((axis, ranks) for axis, ranks in run.engine.axes.items() if axis != "cp")
+    return next((axis for axis, ranks in axes if ranks == run.world_size), "dp")
 
 
 class Record:

@@ -106,9 +106,10 @@ _COLLECTIVES: dict[str, Collective] = {
 
 def _axis(group: dist.ProcessGroup, whole: str) -> str:
     """Returns the name of the mesh axis that the group is, as DeviceMesh describes it; it takes the group of all for an
-    axis of as many ranks."""
+    axis of as many ranks. Data and context ranks together are data ranks to the parameters that they share."""
     described = group.group_desc
-    return described.removeprefix("mesh_") if described.startswith("mesh_") else whole
+    axis = described.removeprefix("mesh_") if described.startswith("mesh_") else whole
+    return "dp" if axis == "data" else axis
 
 
 @functools.cache
