@@ -53,6 +53,8 @@ SPREAD = [
     # so few tokens that the peak is where gradients are reduced, for which gloo copies them
     ["engine=zero3", "batch_size=2", "workload.data.length=4"],
     ["engine=fsdp", "batch_size=2", "workload.data.length=4"],
+    ["engine=accelerate-ddp"],
+    ["engine=accelerate-zero2"],
     ["engine={name: mesh, dp: 2}"],
     ["engine={name: mesh, dp: 2, shard: true}"],
     ["engine={name: mesh, tp: 2}"],
