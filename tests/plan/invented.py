@@ -54,6 +54,7 @@ class Invented:
         return f"{self.nodes} x {self.devices_per_node} invented devices"
 
     no_speed = None
+    host_memory = None
     at_once = 1
 
     def expect(self, runs: Iterable[RunConfig], quick: bool = False) -> None:  # noqa: ARG002

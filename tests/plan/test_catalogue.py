@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from drivetrain.errors import UserError
 from drivetrain.plan.catalogue import PCIE_GB_PER_SECOND, catalogue
+from drivetrain.plan.machines import cluster
+from drivetrain.runtime.hardware import detect
 
 KNOWN = catalogue()
 OWN = """
@@ -22,6 +25,15 @@ devices:
     pcie: 4
     network: ours
 """
+
+
+def test_the_memory_of_a_host_is_known_where_a_file_or_the_machine_here_says(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(OWN.replace("pcie: 4", "pcie: 4\n    host_memory_mib: 2048"))
+    assert cluster("4xX1", catalogue(file)).host_memory == 2048 * 2**20
+    unknown = cluster("8xH100")
+    assert unknown.host_memory is None
+    assert replace(unknown, is_here=True).host_memory == detect("cpu").memory_bytes
 
 
 def problems(text: str, tmp_path: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.plan import deep_trace
 from drivetrain.plan.catalogue import catalogue
 from drivetrain.plan.deep_trace import Tracer
-from drivetrain.plan.depth import DepthTrace, NotLinear, check_linear
+from drivetrain.plan.depth import DepthTrace, NotLinear, check_linear, extrapolated
 from drivetrain.plan.derive import Derivation
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.machines import cluster
@@ -155,6 +155,14 @@ def test_blocks_that_differ_are_not_left_out() -> None:
     assert container_of_alike(half_frozen) is None
     assert container_of_alike(nn.Linear(4, 4)) is None
     assert torch.is_grad_enabled()
+
+
+def test_the_host_holds_as_much_more_with_each_block() -> None:
+    def trace(depth: int) -> DepthTrace:
+        costs = StepCosts(StepMemory(8, 8, {}, host=100 + 30 * depth), (), (), depth, None, "traced", 0.0)
+        return DepthTrace(depth, costs, of_activations(("backward", 8)))
+
+    assert extrapolated(trace(2), trace(3), 40).memory.host == 100 + 30 * 40
 
 
 @pytest.mark.parametrize(("bucket", "is_even"), [(4 * 10**9, True), (10**4, False)])

@@ -38,6 +38,16 @@ def test_few_samples_give_as_many_shares_as_their_traces_tell_apart(samples: int
     assert derived.operations[0].calls == pytest.approx(100 * samples, rel=0.2)
 
 
+def test_what_the_host_holds_lies_on_a_line_too() -> None:
+    """State of 5,000 bytes, and activations of 7 bytes a sample of the micro-batch."""
+
+    def costs(cut: Cut) -> StepCosts:
+        return replace(step(cut), memory=replace(step(cut).memory, host=5000 + 7 * cut.size))
+
+    derivation = Derivation({cut: costs(cut) for cut in cuts_to_trace(32, 1)})
+    assert [derivation.at(Cut.of(32, size)).memory.host for size in (1, 4, 32)] == [5007, 5028, 5224]
+
+
 def stage(fixed: int, each: int, cut: Cut) -> StepMemory:
     """The memory of a rank that holds `fixed` bytes in its update and `each` for a sample in its backward pass."""
     backward = [("backward", each * cut.size)] * min(2, cut.size)  # more calls, where there is more than one sample

@@ -14,6 +14,9 @@ from drivetrain.plan.speeds import (
     CONVOLUTION_READS,
     LAUNCH_SECONDS,
     MEMORY,
+    PCIE,
+    PCIE_SHARE,
+    PROCESSOR_BYTES,
     USUAL_MATMUL,
     MeasuredSpeeds,
     PublishedSpeeds,
@@ -52,6 +55,24 @@ def test_what_moves_bytes_takes_the_bandwidth() -> None:
     assert found.bound_by == "memory"
     compiled = planned(BYTES, given=Circumstances(fused=0.5))
     assert compiled.seconds == pytest.approx(found.seconds / 2)
+
+
+def test_a_device_waits_for_an_update_by_its_host_and_for_the_copies_of_it() -> None:
+    """The eight ranks of a node share its processors; each has lanes of its own, which gradients cross meanwhile."""
+    update = Operations("processor", "float32", 2, 0.0, PROCESSOR_BYTES / 8)
+    back = Operations("update_copy", "bfloat16", 1, 0.0, PCIE_SHARE * PCIE[5] * 1e9)
+    gradients = Operations("host", "float32", 1, 0.0, 0.01 * back.bytes)
+    found = planned(MATMUL, update, back, gradients)
+    assert found.host == pytest.approx(1.0 + 1.0)
+    assert found.seconds == pytest.approx(planned(MATMUL).seconds + 2.0)
+    assert (found.bound_by, found.compute) == ("host", planned(MATMUL).compute)
+    assert planned(MATMUL, gradients).host == 0.0
+
+
+def test_ten_billion_parameters_take_the_published_time_of_an_update() -> None:
+    """ZeRO-Offload, table 4. One rank has a node's processors; its tensors are parameters, gradients and moments."""
+    one = step_time(costs(Operations("processor", "float32", 1, 0.0, 16 * 10e9)), speeds_of(cluster("1xV100"), 1))
+    assert one.host == pytest.approx(2.57)
 
 
 def test_a_product_of_little_work_for_its_bytes_is_bound_by_memory() -> None:

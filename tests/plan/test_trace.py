@@ -53,9 +53,15 @@ SPREAD = [
     # so few tokens that the peak is where gradients are reduced, for which gloo copies them
     ["engine=zero3", "batch_size=2", "workload.data.length=4"],
     ["engine=fsdp", "batch_size=2", "workload.data.length=4"],
+    ["engine=accelerate-ddp"],
+    ["engine=accelerate-zero2"],
     ["engine={name: mesh, dp: 2}"],
     ["engine={name: mesh, dp: 2, shard: true}"],
     ["engine={name: mesh, tp: 2}"],
+    ["engine={name: mesh, tp: 2, sequence_parallel: true}", "workload.data.length=31"],
+    ["engine={name: mesh, cp: 2}"],
+    ["engine={name: mesh, cp: 2, shard: true}", "micro_batch_size=2", "precision=bf16-mixed"],
+    ["engine={name: mesh, cp: 2}", "recompute=true", "workload.data.length=31"],
     ["engine={name: mesh, pp: 2}", "micro_batch_size=2"],
     ["engine={name: mesh, pp: 2}", "micro_batch_size=2", "workload.model.config.tie_word_embeddings=true"],
 ]
@@ -185,6 +191,29 @@ def test_flops_and_collectives_are_counted(run_file: str) -> None:
     assert found == 6 * products * mine  # Kaplan et al. 2020, table 1: without attention
     reduced = sum(each.bytes for each in costs.messages if each.collective == "all_reduce")
     assert reduced == pytest.approx(4 * sum(sizes.values()), abs=64)  # and counts of targets
+
+
+def test_context_ranks_exchange_heads_for_parts_and_work_on_a_part_of_each_sequence(run_file: str) -> None:
+    """In each of 2 blocks query, key, value and result change hands, and so do their gradients: 16 messages, each of
+    all this rank has of 32 numbers for each of its tokens."""
+    words = ["engine={name: mesh, cp: 2}", "processes=4", "workload.data.length=31"]
+    costs, alone = planned(run_file, words), planned(run_file, ["workload.data.length=32"])
+    assert costs.tokens == 8 * 31
+    mine = 4 * 16  # of 8 samples over two data ranks, 31 tokens filled up to 32 over two context ranks
+    [exchanged] = [each for each in costs.messages if each.collective == "all_to_all"]
+    assert (exchanged.axis, exchanged.ranks, exchanged.stride, exchanged.calls) == ("cp", 2, 1, 16)
+    assert exchanged.bytes == 16 * mine * 32 * 4
+    products, whole = (sum(o.flops for o in each.operations if o.kind == "matmul") for each in (costs, alone))
+    assert products == whole / 4
+
+
+@pytest.mark.parametrize(("degrees", "world"), [("cp: 2", 2), ("cp: 2, tp: 2", 8)])
+def test_to_parameters_context_ranks_are_data_ranks(run_file: str, degrees: str, world: int) -> None:
+    costs = planned(run_file, [f"engine={{name: mesh, {degrees}}}", f"processes={world}"])
+    by_axis = {each.axis: each.bytes for each in costs.messages if each.collective == "all_reduce" and each.bytes > 64}
+    beside = costs.trained_parameters if "tp" not in degrees else costs.trained_parameters / 2
+    assert {*by_axis} == {"dp", "tp"} if "tp" in degrees else {"dp"}
+    assert by_axis["dp"] == pytest.approx(4 * beside, rel=0.01), "the gradients, of which norms are whole on every rank"
 
 
 # --- break it and see ------------------------------------------------------------------------------------------------

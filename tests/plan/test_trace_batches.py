@@ -12,9 +12,10 @@ from drivetrain.config.run import RunConfig
 from drivetrain.data.fixed_rows import cheapest_rows
 from drivetrain.data.micro_batches import Lengths, Slice
 from drivetrain.data.order import GlobalOrder
+from drivetrain.plan.deep_trace import Tracer
 from drivetrain.plan.machines import cluster
 from drivetrain.plan.trace import step_costs
-from drivetrain.plan.trace_batches import LOOKED_AT, fullest_step
+from drivetrain.plan.trace_batches import LOOKED_AT, fullest_context_rank, fullest_step
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.assemble import read_workload
 from tests.plan.measured import read_run, write_run
@@ -70,3 +71,18 @@ def test_batches_are_cut_as_on_the_device_that_is_planned_for(texts: RunConfig) 
     assert workload.lengths is not None
     assert there.tokens == 40 * max(workload.lengths)
     assert here.tokens < 0.7 * there.tokens
+
+
+def test_of_context_ranks_the_one_that_has_the_targets_is_traced(tmp_path: Path) -> None:
+    """Targets lie at the end of each row, behind a long instruction: the first rank's part has none."""
+    rows = [{"instruction": "say it again " * 6, "output": "a few words"} for _ in range(16)]
+    (tmp_path / "answers.json").write_text(json.dumps(rows))
+    given = write_run(tmp_path, train=str(tmp_path / "answers.json"), template="plain", length=128, packing=False)
+    more = ["workload.stage=sft", "workload.model.config.max_position_embeddings=128", "processes=2"]
+    run = read_run(given, [*more, "engine={name: mesh, cp: 2}"])
+    workload = read_workload(run, training=True)
+    assert fullest_context_rank(run, detect("cpu"), workload) == 1
+    found = Tracer().fullest_step_costs(run, detect("cpu"), workload, quick=True)
+    first = step_costs(run, detect("cpu"), workload, rank=0)
+    assert {*found.by_rank} == {1}
+    assert found.memory.allocated > first.memory.allocated

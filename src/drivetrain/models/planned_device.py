@@ -11,6 +11,14 @@ from drivetrain.config.machine import Machine
 
 FEWEST = 4  # parts of which one stands for several
 
+
+class _Name(str):
+    """A text that is another object than an equal one."""
+
+    __slots__ = ()
+
+
+PLANNED_DEVICE = _Name("cpu")  # the name of the device for libraries that name its host "cpu"
 _PLANNED: list[Machine] = []
 _TIMES = [1]
 

@@ -62,6 +62,7 @@ class Device(Frozen):
     compute_capability: tuple[int, int] | None = doc("NVIDIA's generation, such as [9, 0]", None)
     link: Link | None = doc("Link to the other devices of a node; left out, they use PCIe", None)
     pcie: Literal[3, 4, 5, 6] = doc("Generation of the 16 lanes to the host")
+    host_memory_mib: int | None = doc("Memory of a node's host, in 2^20 bytes, for what engines keep there", None, gt=0)
     network: str = doc("Network between nodes, where the machine names none")
     matmul_efficiency: dict[Dtype, float] = doc(
         "Largest share of tflops that a matrix product was measured to reach", {}

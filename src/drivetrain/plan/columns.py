@@ -22,6 +22,8 @@ def columns(plan: Plan) -> list[Column]:
         shown.insert(3, TOTAL)
     if plan.price is not None:
         shown.insert(4, COST)
+    if any(row.host_bytes for row in plan.rows):
+        shown.insert(len(shown) - 1, HOST)
     return shown
 
 
@@ -44,6 +46,14 @@ def _memory(plan: Plan, row: Row) -> str:
     return f"{gib(row.costs.memory.allocated)} of {gib(row.capacity)}"
 
 
+def _host(plan: Plan, row: Row) -> str:
+    del plan
+    if not row.host_bytes:
+        return ""
+    of = f" of {gib(row.host_capacity)}" if row.host_capacity is not None else ""
+    return f"{gib(row.host_bytes)}{of}{', and disk' if row.run.engine.keeps_on_disk else ''}"
+
+
 def _total(plan: Plan, row: Row) -> str:
     seconds = plan.total_seconds(row)
     return "" if seconds is None else duration(seconds)
@@ -60,6 +70,7 @@ RATE = Column("a second", "tokens, padding included, or samples over all devices
 TOTAL = Column("whole run", "all steps, without evaluations, saves and start", _total)
 COST = Column("cost", "the whole run at the price of an hour of a device, for all devices of the machine", _cost)
 MEMORY = Column("memory a device", "tensors at the peak of the fullest device, of what it has", _memory)
+HOST = Column("host memory a node", "what the ranks of a node keep there, or on its disk, for their GPUs", _host)
 VERDICT = Column("fits", "with a margin; or what is short, or why it is no way to run", lambda _, row: row.verdict)
 
 

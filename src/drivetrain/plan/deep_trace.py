@@ -11,7 +11,7 @@ from drivetrain.errors import RunError, UserError
 from drivetrain.plan.depth import DEPTHS, DepthTrace, NotLinear, check_linear, extrapolated
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.plan.trace import step_costs, step_trace
-from drivetrain.plan.trace_batches import shapes_of_batches
+from drivetrain.plan.trace_batches import fullest_context_rank, shapes_of_batches
 from drivetrain.plan.trace_model import alike_blocks
 from drivetrain.workloads.base import Workload
 
@@ -118,15 +118,17 @@ class Tracer:
 
 
 def _unlike(run: RunConfig, machine: Machine, workload: Workload, quick: bool) -> list[int]:
-    """Returns a rank of each kind: the first one, which has the largest shards; the last one, if its samples are of
-    other lengths; the first one of each pipeline stage. quick: without the last one, and of the stages without
-    embedding and head only the first, which has most micro-batches under way."""
+    """Returns a rank of each kind: the first one, which has the largest shards; one of the last data rank, if its
+    samples are of other lengths; the first one of each pipeline stage; of context ranks the one that has most targets.
+    quick: without the last one, and of the stages without embedding and head only the first, which has most
+    micro-batches under way."""
     world, stages = run.world_size, run.engine.stages
     first = {stage * (world // stages) for stage in ({0, min(1, stages - 1), stages - 1} if quick else range(stages))}
+    context = fullest_context_rank(run, machine, workload) * run.engine.axes.get("tp", 1)
     share = run.data_parallel_size
-    if quick or share == 1 or _same_batches(run, machine, workload, share):
-        return sorted(first)
-    return sorted({*first, world - 1})
+    if not (quick or share == 1 or _same_batches(run, machine, workload, share)):
+        first.add(world - world // (stages * share))
+    return sorted(rank + context for rank in first)
 
 
 def _same_batches(run: RunConfig, machine: Machine, workload: Workload, share: int) -> bool:

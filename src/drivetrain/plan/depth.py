@@ -87,7 +87,11 @@ def extrapolated(lower: DepthTrace, upper: DepthTrace, depth: int) -> StepCosts:
     share = (depth - lower.depth) / (upper.depth - lower.depth)
     below, above = lower.costs, upper.costs
     return StepCosts(
-        memory=replace(_memory(lower, upper, depth), window=below.memory.window),
+        memory=replace(
+            _memory(lower, upper, depth),
+            window=below.memory.window,
+            host=_on_line(below.memory.host, above.memory.host, share),
+        ),
         operations=on_line(below.operations, above.operations, share),
         messages=on_line(below.messages, above.messages, share),
         trained_parameters=_on_line(below.trained_parameters, above.trained_parameters, share),

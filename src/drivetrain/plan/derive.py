@@ -129,6 +129,7 @@ class Derivation:
             parts={**memory.parts, "activations": memory.parts.get("activations", 0) + more},
             timeline=memory.timeline.with_more("activations", more),
             window=round(sample * cut.samples),
+            host=memory.host,
         )
 
     def _depth(self, cut: Cut) -> int:
@@ -195,7 +196,8 @@ def between(below: StepMemory, above: StepMemory, share: float) -> StepMemory:
         one_peak, other_peak = (np.array([each.parts.get(part, 0) for part in PARTS]) for each in (below, above))
         parts = parts_of(parts_on_line(one_peak, other_peak, share))
     allocated = sum(parts.values())
-    return StepMemory(allocated, max(allocated, round(allocated * slack)), parts, timeline)
+    host = max(0, round(below.host + (above.host - below.host) * share))
+    return StepMemory(allocated, max(allocated, round(allocated * slack)), parts, timeline, host=host)
 
 
 def _on_ratio(first: float, second: float, share: float) -> float:

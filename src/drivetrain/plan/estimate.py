@@ -30,14 +30,6 @@ PAYS = 8.0  # seconds of traces after which more are likely: a process takes abo
 QUICKLY_READ = 10.0  # seconds in which the data were read, which each process reads again
 
 
-def refuse_offload(run: RunConfig, host: Machine) -> None:
-    """Raises NotPlanned for an engine that keeps parameters or optimizer state of a GPU in its host's memory or on a
-    disk: a trace takes them for the GPU's, and knows nothing of the time of their copies."""
-    if host.device == "cuda" and run.engine.keeps_elsewhere:
-        why = "parameters and optimizer state that an engine offloads from a GPU are not planned yet"
-        raise NotPlanned(f"{why}; measure it with train or compare")
-
-
 class Traced:
     """Costs by tracing. Data are read once, and costs are kept by run.
 
@@ -67,6 +59,10 @@ class Traced:
     @property
     def host(self) -> Machine:
         return self.cluster.host
+
+    @property
+    def host_memory(self) -> int | None:
+        return self.cluster.host_memory
 
     @property
     def title(self) -> str:
@@ -102,7 +98,6 @@ class Traced:
                 self._ahead[key] = self._processes.ask(asked)
 
     def costs(self, run: RunConfig, quick: bool = False) -> StepCosts:
-        refuse_offload(run, self.host)
         key = _key(run, quick)
         if key not in self._costs:
             start = time.perf_counter()

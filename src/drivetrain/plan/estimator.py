@@ -41,6 +41,10 @@ class Estimator(Protocol):
         """One machine of the cluster, as the rules see it."""
 
     @property
+    def host_memory(self) -> int | None:
+        """The bytes of one machine's own memory, beside its GPUs'; None where they are not known."""
+
+    @property
     def title(self) -> str:
         """The cluster in words."""
 

@@ -42,6 +42,16 @@ class Cluster:
     def devices(self) -> int:
         return self.nodes * self.devices_per_node
 
+    @property
+    def host_memory(self) -> int | None:
+        """The bytes of a node's own memory, beside its GPUs'; None where neither the machine nor the catalogue says."""
+        if self.is_here:
+            from drivetrain.runtime.hardware import detect
+
+            return detect("cpu").memory_bytes
+        known = None if self.device is None else self.device.host_memory_mib
+        return None if known is None else known * 2**20
+
     def over(self, nodes: int) -> Cluster:
         """Returns so many nodes of this kind. Several of a device of the catalogue have the network of this cluster, or
         the one that nodes with such devices usually have."""

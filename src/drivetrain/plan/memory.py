@@ -57,6 +57,10 @@ class MemoryRecord(TensorPeak):
     def begin_step(self) -> None:
         self._step += 1
 
+    def updates(self) -> bool:
+        """Returns whether the step is at the optimizer's update."""
+        return self._phase == "optimizer"
+
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Surrounds a part of a step, as engines time them."""

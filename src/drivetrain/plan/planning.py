@@ -96,6 +96,13 @@ def _notes(plan: Plan, estimator: Traced) -> Iterator[str]:
     in_eight_bits = any(each.timing is not None and each.run.precision_spec.layers is not None for each in plan.rows)
     if in_eight_bits and estimator.cluster.is_here and kept(estimator.host) is not None:
         yield "fp8: this machine's calibration has no products in 8 bits, so that the times are those of bf16"
+    if any(each.host_bytes for each in plan.rows):
+        yield "what the host keeps for GPUs, and the time that this takes, was not compared with a GPU yet"
+        if estimator.host_memory is None:
+            yield (
+                f"the memory of a host with {estimator.cluster.name} is not known: whether it has the host memory in "
+                "these rows is not judged; a file of --devices may name its host_memory_mib"
+            )
     planned = {row.run.workload.model_dump_json(): row.run for row in plan.rows if row.costs is not None}
     if any(isinstance(estimator.samples.of(run), MakesSamples) for run in planned.values()):  # data are read for each
         yield (

@@ -120,7 +120,8 @@ def _about(plan: Plan, key: str) -> float | None:
 
 
 def _plain(row: Row) -> bool:
-    return not row.run.recompute and not row.run.offload_activations and not row.run.engine.axes
+    engine = row.run.engine
+    return not (row.run.recompute or row.run.offload_activations or engine.axes or engine.keeps_elsewhere)
 
 
 def _shares(row: Row) -> tuple[bool, bool, bool]:
@@ -134,7 +135,10 @@ TESTS: dict[str, Callable[[Row], bool]] = {
     "optimizer": lambda row: _plain(row) and _shares(row) == (True, False, False),
     "gradients": lambda row: _plain(row) and _shares(row) == (True, True, False),
     "parameters": lambda row: _plain(row) and _shares(row) == (True, True, True),
-    "sequence": lambda row: not row.run.engine.axes and bool(row.run.recompute or row.run.offload_activations),
+    "sequence": lambda row: (
+        not (row.run.engine.axes or row.run.engine.keeps_elsewhere)
+        and bool(row.run.recompute or row.run.offload_activations)
+    ),
     "layer": lambda row: bool(row.run.engine.axes),
 }
 
@@ -182,4 +186,5 @@ def _beside(choice: Row, other: Row) -> str:
 
 
 def _next_engine(rows: Sequence[Row], choice: Row) -> Row | None:
-    return next((row for row in rows if row.fits == "yes" and row.run.engine != choice.run.engine), None)
+    others = (row for row in rows if row.fits == "yes" and row.seconds is not None)
+    return next((row for row in others if row.run.engine != choice.run.engine), None)

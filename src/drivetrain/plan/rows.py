@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from drivetrain.config.run import RunConfig
@@ -33,6 +33,7 @@ class Row:
     rank: tuple[int, ...] = ()  # the simpler of two ways has the lower one
     is_emulated: bool = False
     steps: int | None = None  # of this way's whole run, where they differ from row to row
+    host_capacity: int | None = None  # bytes of a node's host; None: not known
 
     @property
     def seconds(self) -> float | None:
@@ -44,13 +45,27 @@ class Row:
         return None if self.costs is None else self.costs.memory.reserved + self.unseen[1]
 
     @property
+    def host_bytes(self) -> int:
+        """The bytes that the ranks of a node keep in its host's memory, or on its disk, for their GPUs."""
+        return 0 if self.costs is None else self.costs.memory.host * (self.run.world_size // self.run.nodes)
+
+    @property
+    def lacks(self) -> int:
+        """The bytes that a device is short of, or else its host; not above 0 where memory is enough."""
+        assert self.needed is not None
+        lack = self.needed - self.capacity
+        return lack if lack > 0 or self.host_capacity is None else max(lack, self.host_bytes - self.host_capacity)
+
+    @property
     def fits(self) -> Fits | None:
         """Whether memory is enough: yes, leaving MARGIN free; tight, leaving less; or no. None: not known."""
         if self.needed is None:
             return None
-        if self.needed > self.capacity:
+        if self.lacks > 0:
             return "no"
-        return "yes" if self.needed <= self.capacity * (1 - MARGIN) else "tight"
+        is_enough = self.needed <= self.capacity * (1 - MARGIN)
+        host = self.host_capacity is None or self.host_bytes <= self.host_capacity * (1 - MARGIN)
+        return "yes" if is_enough and host else "tight"
 
     @property
     def largest(self) -> str | None:
@@ -65,11 +80,17 @@ class Row:
         """Whether the row fits, or by how much it is short and of what, or why it is no way to run."""
         if self.reason is not None:
             return self.reason
-        if self.needed is None or self.fits == "yes":
-            return "fits" if self.fits else "not examined"
-        if self.fits == "tight":
+        if self.needed is None:
+            return "not examined"
+        if self.fits == "no" and self.needed <= self.capacity:
+            return f"short of {gib(self.lacks)} of the host's memory"
+        if self.fits == "no":
+            return f"short of {gib(self.lacks)}, most of it {self.largest}"
+        if self.needed > self.capacity * (1 - MARGIN):
             return f"fits with {gib(self.capacity - self.needed)} free, less than {MARGIN:.0%}"
-        return f"short of {gib(self.needed - self.capacity)}, most of it {self.largest}"
+        if self.fits == "tight":
+            return f"fits with {gib(-self.lacks)} of the host's memory free, less than {MARGIN:.0%}"
+        return "fits; its time is not known: that of its disk" if self.run.engine.keeps_on_disk else "fits"
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -134,13 +155,15 @@ class Plan:
             "offload_activations": row.run.offload_activations,
             "overrides": list(row.overrides),
             "fits": row.fits,
-            "reason": None if row.fits == "yes" else row.verdict,
+            "reason": None if row.verdict == "fits" else row.verdict,
             "origin": None if row.costs is None else row.costs.origin,
             "allocated_bytes": memory and memory.allocated,
             "reserved_bytes": memory and memory.reserved,
             "unseen_bytes": list(row.unseen),
             "capacity_bytes": row.capacity,
             "memory": None if memory is None else dict(memory.parts),
+            "host_bytes": row.host_bytes,
+            "host_capacity_bytes": row.host_capacity,
             "step_seconds": row.seconds,
             "bound_by": None if row.timing is None else row.timing.bound_by,
             "total_seconds": self.total_seconds(row),
@@ -152,10 +175,14 @@ class Plan:
 
 def row(run: RunConfig, base: RunConfig, costs: StepCosts, estimator: Estimator, rank: tuple[int, ...] = ()) -> Row:
     """Returns the row of a run whose costs are known. base: the user's run, from which the overrides lead to it."""
-    timing = None if estimator.no_speed is not None else estimator.time(run, costs)
+    is_timed = estimator.no_speed is None and not run.engine.keeps_on_disk
+    timing = estimator.time(run, costs) if is_timed else None
     overrides, unseen = overrides_of(run, base), estimator.unseen(run)
     emulated = run.engine.is_emulated(estimator.host.device)
-    return Row(run, overrides, costs, timing, estimator.capacity(run), unseen, rank=rank, is_emulated=emulated)
+    # the figure does not say what a disk takes of it, and what its host
+    host = None if not costs.memory.host or run.engine.keeps_on_disk else estimator.host_memory
+    found = Row(run, overrides, costs, timing, estimator.capacity(run), unseen, rank=rank, is_emulated=emulated)
+    return replace(found, host_capacity=host)
 
 
 def refused(run: RunConfig, base: RunConfig, reason: str, rank: tuple[int, ...] = ()) -> Row:
@@ -175,9 +202,8 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
         if each.fits is None:
             return (3, each.at_best if each.at_best is not None else float("inf"))
         if each.fits == "no":
-            assert each.needed is not None
-            return (2, each.needed - each.capacity)
-        return (0 if each.fits == "yes" else 1, each.seconds or 0.0)
+            return (2, each.lacks)
+        return (0 if each.fits == "yes" else 1, float("inf") if each.seconds is None else each.seconds)
 
     return sorted(rows, key=lambda each: (*key(each), each.rank))
 

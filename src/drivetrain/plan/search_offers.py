@@ -42,6 +42,11 @@ def offers(
             f"{math.ceil(state / room):,} such devices each hold their share of {gib(state)} of parameters, gradients "
             f"and optimizer state beside {gib(beside)} of one sample's step (engine=fsdp), by the sum alone"
         )
+    if estimator.host.device == "cuda" and not base.engine.keeps_elsewhere:
+        yield (
+            f"engine={{name: fsdp, offload: true}} keeps the {gib(state)} in the memory of the hosts, which also "
+            "update it: that takes longer, and is planned where you name it"
+        )
     if other not in asked:
         yield f"precision={other} halves most activations; it changes the result, within the rounding of 16 bits"
     if base.adapter is None and base.workload.base is not None:

@@ -31,6 +31,10 @@ MEMORY = 0.85  # element-wise kernels against the data sheet's bandwidth
 # (about 12 of 15.75 in generation 3; of newer ones not measured here)
 PCIE = {3: 15.75, 4: 31.5, 5: 63.0, 6: 121.0}
 PCIE_SHARE = 0.8
+# bytes of tensors that the processors of a node work on in a second, each tensor counted once a call, as traces count
+# them: DeepSpeed's Adam updates 10 billion parameters, each of 16 bytes with its gradient and moments, in 2.57 s on two
+# Xeon Platinum 8168 (Ren et al. 2021, ZeRO-Offload, table 4). PyTorch's own Adam and other processors may differ
+PROCESSOR_BYTES = 10e9 * 16 / 2.57
 KERNEL_SECONDS = 4e-6  # of the smallest kernel on a GPU
 # the program needs from one operator of a model to the next, PyTorch without compiling: a Llama of 0.5B on an H200 took
 # 117 ms for a step of 4,115 of them, and 143 ms for 5,363 (bench/results/planned-gpu.md); other hosts differ
@@ -70,6 +74,10 @@ class Speeds(ABC):
         """Returns the seconds of copies between a GPU and its host, one after another."""
 
     @abstractmethod
+    def processor(self, operations: Operations) -> float:
+        """Returns the seconds of operations of a GPU's host on tensors in its memory; ranks of a node share it."""
+
+    @abstractmethod
     def messages(self, messages: Messages) -> float:
         """Returns the seconds of all the calls, one after another."""
 
@@ -91,7 +99,7 @@ def speeds_of(cluster: Cluster, ranks: int) -> Speeds:
     if cluster.device is None:
         why = f"the speed of {cluster.name} is not known"
         raise problem("--machine", why, "run drivetrain calibrate here once, or name a machine of the catalogue")
-    return PublishedSpeeds(cluster, cluster.device)
+    return PublishedSpeeds(cluster, cluster.device, ranks)
 
 
 class PublishedSpeeds(Speeds):
@@ -101,8 +109,8 @@ class PublishedSpeeds(Speeds):
     starts_ahead = True
     call_seconds = LAUNCH_SECONDS
 
-    def __init__(self, cluster: Cluster, device: Device) -> None:
-        self._cluster, self._device = cluster, device
+    def __init__(self, cluster: Cluster, device: Device, ranks: int) -> None:
+        self._cluster, self._device, self._ranks = cluster, device, ranks
 
     def operation(self, operations: Operations) -> CallTime:
         reads = CONVOLUTION_READS if operations.kind == "convolution" else 1.0
@@ -116,6 +124,9 @@ class PublishedSpeeds(Speeds):
 
     def to_host(self, copies: Operations) -> float:
         return _over_pcie(copies, self._device)
+
+    def processor(self, operations: Operations) -> float:
+        return _shared_processor(operations, min(self._ranks, self._cluster.devices_per_node))
 
     def messages(self, messages: Messages) -> float:
         return collectives.seconds(messages, self._cluster)
@@ -165,6 +176,9 @@ class MeasuredSpeeds(Speeds):
     def to_host(self, copies: Operations) -> float:
         return _over_pcie(copies, self._device)
 
+    def processor(self, operations: Operations) -> float:
+        return _shared_processor(operations, min(self._ranks, self._calibration.device_count))
+
     def messages(self, messages: Messages) -> float:
         if self._cluster is not None and collectives.leaves_node(messages, self._cluster):
             return collectives.seconds(messages, self._cluster)
@@ -195,3 +209,8 @@ class MeasuredSpeeds(Speeds):
 def _over_pcie(copies: Operations, device: Device | None) -> float:
     """Returns the seconds of copies over the lanes to the host; of a device that is not known, over the slowest."""
     return copies.bytes / (PCIE_SHARE * 1e9 * PCIE[3 if device is None else device.pcie])
+
+
+def _shared_processor(operations: Operations, ranks: int) -> float:
+    """Returns the seconds that each of so many ranks of a node waits, which update at the same time."""
+    return operations.bytes * ranks / PROCESSOR_BYTES

@@ -12,16 +12,19 @@ from typing import Literal
 
 from drivetrain.plan.timeline import NOTHING, MemoryPart, Timeline
 
-OperationKind = Literal["matmul", "attention", "convolution", "memory", "random", "optimizer", "host"]
+OperationKind = Literal[
+    "matmul", "attention", "convolution", "memory", "random", "optimizer", "host", "update_copy", "processor"
+]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 
 
 @dataclass(frozen=True)
 class Operations:
-    """All calls of one kind, dtype and size class in a step: those of like FLOPs, or of like bytes. The last four
+    """All calls of one kind, dtype and size class in a step: those of like FLOPs, or of like bytes. The last six
     kinds move bytes and compute little. "memory": element-wise operations, norms, copies; "random": dropout masks;
     "optimizer": PyTorch's kernels over many tensors at once, clipping included; "host": copies between a GPU and its
-    host, beside which it computes."""
+    host, beside which it computes; "update_copy": such copies at the optimizer's update, which the GPU waits for;
+    "processor": operations of the host's processor on what it holds for the GPU, which the GPU waits for."""
 
     kind: OperationKind
     dtype: str  # of the arithmetic, as torch names it without "torch.": "bfloat16"
@@ -51,6 +54,7 @@ class StepMemory:
     parts: Mapping[MemoryPart, int]  # what is alive at the peak; its sum is `allocated`
     timeline: Timeline = NOTHING  # through the second step
     window: int = 0  # of the step's own samples, which are there from its beginning to its end
+    host: int = 0  # that its host holds for a GPU, at the most
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from drivetrain.plan.collectives import sent_bytes
 from drivetrain.plan.speeds import CallTime, Speeds
 from drivetrain.plan.step_costs import Messages, Operations, StepCosts
 
+ON_HOST = ("host", "update_copy", "processor")  # kinds of operations that take no time of the device itself
 Bound = Literal["compute", "memory", "network", "start", "bubble", "host", "data"]
 
 # the part of a step's computing beside which an axis' messages travel: gradients are reduced in the backward pass,
@@ -49,7 +50,7 @@ class StepTime:
     network: float  # all messages
     waited: float  # messages that nothing hides
     bubble: float  # a pipeline's idle time
-    host: float  # waiting for copies to and from the host, beyond the computing beside them
+    host: float  # waiting for the host: its processor, copies at the update, others beyond the computing beside them
     data: float  # waiting for samples
     bound_by: Bound
     sent_by_axis: Mapping[str, float] = field(default_factory=dict)  # bytes that a rank sends
@@ -60,7 +61,7 @@ class StepTime:
 def step_time(costs: StepCosts, speeds: Speeds, given: Circumstances | None = None) -> StepTime:
     """Returns the time of a step whose costs are known, on a machine whose speeds are known."""
     given = given or Circumstances()
-    here = (each for each in costs.operations if each.kind != "host")
+    here = (each for each in costs.operations if each.kind not in ON_HOST)
     busy = sum((speeds.operation(_as_run(each, given)) for each in here), CallTime(0.0, 0.0, 0.0))
     working = busy.compute + busy.memory
     program = given.program * sum(each.calls for each in costs.messages) * speeds.call_seconds
@@ -70,7 +71,8 @@ def step_time(costs: StepCosts, speeds: Speeds, given: Circumstances | None = No
     waited = _waited(costs, speeds, working + start, given)
     bubble = (working + start + waited) * (given.stages - 1) / max(1, given.micro_batches)
     copies = sum(speeds.to_host(each) for each in costs.operations if each.kind == "host")
-    host = max(0.0, copies - working - start)
+    stalls = _stalls(costs, speeds)
+    host = max(0.0, copies - working - start) + stalls
     seconds = working + start + waited + bubble + host
     data = max(0.0, given.data_seconds - seconds)
     parts: dict[Bound, float] = {
@@ -79,7 +81,7 @@ def step_time(costs: StepCosts, speeds: Speeds, given: Circumstances | None = No
         "network": waited,
         "start": busy.start if start else 0.0,  # of which the device waits for a part
         "bubble": bubble,
-        "host": copies if host else 0.0,
+        "host": stalls + (copies if host > stalls else 0.0),
         "data": given.data_seconds if data else 0.0,
     }
     flops = sum(each.flops for each in costs.operations)
@@ -98,6 +100,12 @@ def step_time(costs: StepCosts, speeds: Speeds, given: Circumstances | None = No
         flops=flops,
         mfu=_mfu(flops, seconds + data, speeds, given),
     )
+
+
+def _stalls(costs: StepCosts, speeds: Speeds) -> float:
+    """Returns the seconds in which the device waits for its host: for an update of the processor's, and its copies."""
+    copies = sum(speeds.to_host(each) for each in costs.operations if each.kind == "update_copy")
+    return copies + sum(speeds.processor(each) for each in costs.operations if each.kind == "processor")
 
 
 def _as_run(operations: Operations, given: Circumstances) -> Operations:

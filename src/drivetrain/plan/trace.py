@@ -26,10 +26,12 @@ from drivetrain.distributed.real_numbers import real_numbers
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError, UserError
 from drivetrain.measure import flops, observer
+from drivetrain.measure.memory import TensorPeak
 from drivetrain.models.planned_device import planned_for
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.plan import cuda_functions, fake_mode, trace_answers, trace_model
 from drivetrain.plan.fake_mode import QuickFakeMode
+from drivetrain.plan.host_functions import on_host
 from drivetrain.plan.lines import on_line
 from drivetrain.plan.memory import MemoryRecord
 from drivetrain.plan.step_costs import StepCosts
@@ -104,6 +106,9 @@ def _why(error: BaseException) -> str:
 
 def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int | None) -> StepTrace:
     of_model, of_stage = (blocks, None) if run.engine.stages == 1 else (None, blocks)
+    # Accelerate wraps a model as its driver's own engine does, but asks for numbers and a network meanwhile (its FSDP
+    # frees what lies outside of the blocks after forward, which is more). No disk takes what has no numbers
+    run = run.model_copy(update={"engine": run.engine.driving.without_disk()})
     on_cpu = replace(machine, device="cpu")  # fake tensors of a device that torch was not built for end the process
     mode = QuickFakeMode(like_cpu=machine.device == "cpu", allow_non_fake_inputs=True)
     record = Record(machine, _axis_of_all(run))
@@ -120,6 +125,8 @@ def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int, blo
         stack.enter_context(mode)
         if machine.device == "cuda":
             stack.enter_context(cuda_functions.CudaFunctions())
+        if machine.device == "cuda" and run.engine.keeps_elsewhere:
+            stack.enter_context(on_host())
         part = record.memory.part
         engine = assemble_around(workload, run, on_cpu, ranks, part=part, traced=True, stage_blocks=of_stage)
         stack.callback(engine.close)
@@ -145,8 +152,10 @@ def measured_step_costs(run: RunConfig, machine: Machine, workload: Workload) ->
 
 
 def _axis_of_all(run: RunConfig) -> str:
-    """Returns the axis that all ranks lie along, where there is one alone; else the data's."""
-    return next((axis for axis, ranks in run.engine.axes.items() if ranks == run.world_size), "dp")
+    """Returns the axis that all ranks lie along, where there is one alone; else the data's. Attention over context
+    ranks has a group of its own, beside which the group of all is the one that sums gradients."""
+    axes = ((axis, ranks) for axis, ranks in run.engine.axes.items() if axis != "cp")
+    return next((axis for axis, ranks in axes if ranks == run.world_size), "dp")
 
 
 class Record:
@@ -156,7 +165,8 @@ class Record:
         """whole: the axis that the group of all ranks is."""
         on_cpu = machine.device == "cpu"
         self.memory = MemoryRecord(1 if on_cpu else CUDA_GRANULARITY, gloo=on_cpu)
-        self._operations, self._fewer = OperationRecord(whole), OperationRecord(whole)
+        self._host = TensorPeak("meta")  # where a planned GPU's host keeps what it holds (host_functions.py)
+        self._operations, self._fewer = (OperationRecord(whole, self.memory.updates) for _ in range(2))
         self._start = time.perf_counter()
 
     def of_two_steps(
@@ -174,7 +184,8 @@ class Record:
         """
         stand_ins = [max(batches, key=_size)] * STAND_INS if len(batches) > FEW and not in_flight else batches
         share = 1.0
-        with self.memory:
+        with self._host, self.memory:
+            self._host.track(engine.tensors())
             _note_held(self.memory, engine, batches)
             _step(engine, stand_ins if in_flight else stand_ins[:2], self.memory)
             if stand_ins is not batches:
@@ -183,12 +194,12 @@ class Record:
                     _step(engine, stand_ins[1:], self.memory)
             with self._operations:
                 _step(engine, stand_ins, self.memory)
-        for failure in (self.memory.failure, self._operations.failure):
+        for failure in (self._host.failure, self.memory.failure, self._operations.failure):
             if failure is not None:
                 raise failure
         samples = sum(tensor.nbytes for batch in batches for tensor in batch.tensors.values())
         return StepCosts(
-            memory=replace(self.memory.memory(), window=samples),
+            memory=replace(self.memory.memory(), window=samples, host=self._host.peak_bytes),
             operations=on_line(self._fewer.operations(), self._operations.operations(), share),
             messages=on_line(self._fewer.messages(), self._operations.messages(), share),
             trained_parameters=engine.engaged().trained_parameters,

@@ -15,6 +15,7 @@ from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import Order
 from drivetrain.distributed.real_numbers import real_numbers
 from drivetrain.engines.base import Engine
+from drivetrain.engines.mesh.context_parallel import part_of
 from drivetrain.memory.transfers import remember
 from drivetrain.training.auto_settings import order_of, settle_rows, total_steps_of
 from drivetrain.training.batching import slice_of, window_slice
@@ -54,13 +55,36 @@ def shapes_of_batches(
     """Returns the shapes of the fullest step's batches on a data rank; None where they depend on the model."""
     if isinstance(workload, MakesSamples):
         return None
+    batches = _fullest_batches(run, machine, workload, data_rank, data_world)
+    return [{name: tuple(t.shape) for name, t in batch.tensors.items()} for batch in batches]
+
+
+def fullest_context_rank(run: RunConfig, machine: Machine, workload: Workload) -> int:
+    """Returns the context rank whose parts of sequences have the most targets, for which alone logits are made: an
+    instruction before its answer has none, and neither has padding."""
+    ranks = run.engine.axes.get("cp", 1)
+    if ranks == 1 or isinstance(workload, MakesSamples):
+        return 0
+    batches = _fullest_batches(run, machine, workload, 0, run.data_parallel_size)
+
+    def targets(rank: int) -> int:
+        parts = (part_of(batch.tensors, workload.by_position, rank, ranks) for batch in batches)
+        return max(map(workload.count, parts))
+
+    return max(range(ranks), key=targets)
+
+
+def _fullest_batches(
+    run: RunConfig, machine: Machine, workload: Workload, data_rank: int, data_world: int
+) -> Sequence[MicroBatch]:
+    """Returns the batches of the fullest step on a data rank."""
     settle_rows(run, machine, workload, compiles=False)
     mine = slice_of(run, machine, workload, data_rank, data_world)
     loader = run.loader.model_copy(update={"workers": 0})
     order = order_of(run, workload)
     step = fullest_step(order, mine, total_steps_of(run, order))
     windows = training_windows(workload.train, workload.collate, order, range(step, step + 1), mine, loader, False)
-    return [{name: tuple(t.shape) for name, t in batch.tensors.items()} for batch in next(windows).micro_batches]
+    return next(windows).micro_batches
 
 
 def without_numbers(batches: Sequence[MicroBatch], mode: FakeTensorMode) -> list[MicroBatch]:

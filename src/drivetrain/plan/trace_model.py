@@ -91,7 +91,7 @@ def filled(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    new = torch.empty_like(tensor, device="cpu")
+    new = torch.empty_like(tensor, device=torch.device("cpu"))  # a text would name the host
     if isinstance(tensor, nn.Parameter):
         new = nn.Parameter(new, requires_grad=tensor.requires_grad)
         new.__dict__.update(tensor.__dict__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from drivetrain.measure.traffic import GIVEN, KINDS, group_of
 from drivetrain.models.planned_device import times
 from drivetrain.plan.step_costs import Collective, Messages, OperationKind, Operations
 
+COPY = torch.ops.aten.copy_.default
+COPIES = (COPY, torch.ops.aten._to_copy.default)
 SIZE_CLASS = 2.0  # calls whose work differs by less than about this factor are counted together
 
 
@@ -32,10 +35,10 @@ class _Sum:
 
 
 class OperationRecord(FlopCount):
-    def __init__(self, whole: str = "dp") -> None:
-        """whole: the axis that the group of all ranks is."""
+    def __init__(self, whole: str = "dp", updates: Callable[[], bool] = lambda: False) -> None:
+        """whole: the axis that the group of all ranks is. updates: whether the step is at the optimizer's update."""
         super().__init__()
-        self._whole = whole
+        self._whole, self._updates = whole, updates
         self._operations: dict[tuple[OperationKind, str, int], _Sum] = {}
         self._messages: dict[tuple[str, str, int, int], _Sum] = {}
 
@@ -59,9 +62,8 @@ class OperationRecord(FlopCount):
             return
         given = [*tensors_in((args, kwargs))]
         made = [*tensors_in(result)]
-        if any(t.is_meta for t in (*given, *made)):  # the host's, of a planned GPU (memory/offload.py)
-            if func is torch.ops.aten.copy_.default:
-                self._add("host", given[0], 0.0, float(given[0].nbytes))
+        if any(t.is_meta for t in (*given, *made)):
+            self._on_host(func, given, made)
             return
         formula = formula_of(func)
         work = 0.0 if formula is None else float(formula(*args, **kwargs, out_val=result))
@@ -70,6 +72,19 @@ class OperationRecord(FlopCount):
             return
         first = next((t for t in (*made, *given) if t.is_floating_point()), None)
         self._add(_kind(func, formula is not None), first, work, moved)
+
+    def _on_host(self, func: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
+        """Counts an operator on tensors that the host of a planned GPU holds (host_functions.py, memory/offload.py): a
+        copy to the GPU or back, or work of the host's processor. What autograd saves, and shards that are gathered, are
+        copied while the GPU computes; an update is waited for."""
+        if func in COPIES:
+            source, target = (given[-1], given[0]) if func is COPY else (given[0], made[0])
+            if source.is_meta != target.is_meta:  # numbers of another type are converted before they travel
+                self._add("update_copy" if self._updates() else "host", target, 0.0, float(target.nbytes))
+                return
+        if not func._opname.startswith(("empty", "new_empty")):
+            moved = float(sum(t.nbytes for t in (*given, *made)))
+            self._add("processor", next(iter((*made, *given))), 0.0, moved)
 
     def _add(self, kind: OperationKind, first: Tensor | None, work: float, moved: float) -> None:
         size = round(math.log(max(work, moved, 1.0), SIZE_CLASS))
@@ -106,9 +121,10 @@ _COLLECTIVES: dict[str, Collective] = {
 
 def _axis(group: dist.ProcessGroup, whole: str) -> str:
     """Returns the name of the mesh axis that the group is, as DeviceMesh describes it; it takes the group of all for an
-    axis of as many ranks."""
+    axis of as many ranks. Data and context ranks together are data ranks to the parameters that they share."""
     described = group.group_desc
-    return described.removeprefix("mesh_") if described.startswith("mesh_") else whole
+    axis = described.removeprefix("mesh_") if described.startswith("mesh_") else whole
+    return "dp" if axis == "data" else axis
 
 
 @functools.cache

@@ -92,6 +92,10 @@ class AccelerateEngine(EngineBlock):
         return self.driver.keeps_elsewhere
 
     @property
+    def keeps_on_disk(self) -> bool:
+        return self.driver.keeps_on_disk
+
+    @property
     def packages(self) -> frozenset[str]:
         return self.driver.packages | {"accelerate"}
 

@@ -87,6 +87,15 @@ class EngineBlock(Frozen):
         return self.offloads
 
     @property
+    def keeps_on_disk(self) -> bool:
+        """Whether a disk holds some of these tensors."""
+        return False
+
+    def without_disk(self) -> Self:
+        """Returns the same engine with CPU memory in place of the disk."""
+        return self
+
+    @property
     def packages(self) -> frozenset[str]:
         """The optional packages that the engine needs; each is the name of one of drivetrain's extras as well."""
         return frozenset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, WithJsonSchema, model_validator
 
@@ -88,6 +88,14 @@ class DeepspeedEngine(EngineBlock):
     @property
     def keeps_elsewhere(self) -> bool:
         return {self.offload_optimizer, self.offload_parameters} != {"none"}
+
+    @property
+    def keeps_on_disk(self) -> bool:
+        return "nvme" in (self.offload_optimizer, self.offload_parameters)
+
+    def without_disk(self) -> Self:
+        places = {name: getattr(self, name) for name in ("offload_optimizer", "offload_parameters")}
+        return self.model_copy(update={name: "cpu" for name, place in places.items() if place == "nvme"})
 
     def shares(self, devices: int) -> Shares:
         moved, share = self.offload_optimizer != "none", 1 / devices

@@ -43,7 +43,7 @@ class DeepspeedEngine(PartitionedEngine):
     # --- setting up --------------------------------------------------------------------------------------------------
 
     def _wrap(self, model: nn.Module) -> nn.Module:
-        deepspeed_ready(self._device.type, self._on_disk)
+        deepspeed_ready(self._device.type, self._config.keeps_on_disk)
         if self._config.stage:
             refuse_scalars(model, "ZeRO")
         precision = self._options.precision
@@ -53,10 +53,6 @@ class DeepspeedEngine(PartitionedEngine):
         elif not self._trains and precision.cast:
             model.to(getattr(torch, precision.compute))
         return whole
-
-    @property
-    def _on_disk(self) -> bool:
-        return "nvme" in (self._config.offload_optimizer, self._config.offload_parameters)
 
     def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
         """Returns torch's optimizer, over the flat partitions that ZeRO puts in place of the parameters."""
@@ -103,7 +99,7 @@ class DeepspeedEngine(PartitionedEngine):
             parameter.data = held.clone(memory_format=torch.contiguous_format) if held.dim() > 3 else held.contiguous()
         sizes = [p.numel() for p in model.parameters()]
         block, on_gpu = self._config, self._device.type == "cuda"
-        if self._on_disk:
+        if block.keeps_on_disk:
             self._swap = swap_folder(block.nvme_path, self._ranks)
             block = block.model_copy(update={"nvme_path": self._swap.path})
         return zero_json(block, precision, self._options.max_grad_norm, sizes, on_gpu)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from deepspeed.comm import comm
 from deepspeed.runtime.zero import GatheredParameters
 from deepspeed.runtime.zero import utils as zero_utils
@@ -27,6 +28,7 @@ from deepspeed.utils import (
 from torch import Tensor, nn
 
 from drivetrain.distributed.shard import Shard
+from drivetrain.models.planned_device import PLANNED_DEVICE
 
 T = TypeVar("T")
 
@@ -43,8 +45,12 @@ def ranks_agree() -> Callable[[], None]:
 
     Stage 3 takes its own lists for those of the first rank, with which it compares them: without numbers there is
     nothing to exchange. The groups that DeepSpeed keeps for the life of the process are put aside, since they are of
-    other ranks.
+    other ranks. The device gets a name that is not its host's, which is "cpu" too where a GPU is planned for;
+    only the host has pinned memory.
     """
+    accelerator = get_accelerator()
+    accelerator.device_name = accelerator.current_device_name = lambda *_: PLANNED_DEVICE
+    accelerator.pin_memory = lambda tensor, *_, **__: tensor.to("cpu")
     length, lists = zero_utils.assert_lst_len_same_as_other_ranks, zero_utils.get_lst_from_rank0
     world, backend = groups._WORLD_GROUP, comm.cdb
     zero_utils.assert_lst_len_same_as_other_ranks = lambda _: None
@@ -52,6 +58,7 @@ def ranks_agree() -> Callable[[], None]:
     groups._WORLD_GROUP = comm.cdb = None
 
     def end() -> None:
+        del accelerator.device_name, accelerator.current_device_name, accelerator.pin_memory
         zero_utils.assert_lst_len_same_as_other_ranks, zero_utils.get_lst_from_rank0 = length, lists
         groups._WORLD_GROUP, comm.cdb = world, backend
 

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from drivetrain.config.engines.mesh import HEADS
 from drivetrain.errors import problem
+from drivetrain.memory.transfers import on_host, remember
 from drivetrain.workloads.base import Batch
 
 NUMBERS = itertools.count()  # Transformers' table of attention implementations is the process's: each has its name
@@ -152,10 +153,16 @@ def part_of(batch: Batch, pads: Mapping[str, int | None], rank: int, ranks: int,
     """
     found = dict(batch)
     for name, pad in pads.items():
-        length = batch[name].shape[1]
-        part = -(-length // (ranks * multiple)) * multiple
-        whole = F.pad(batch[name], (0, part * ranks - length), value=pad or 0)
-        if pad is None:
-            whole[:, length:] = whole[:, length - 1 : length] + torch.arange(1, part * ranks - length + 1)
-        found[name] = whole[:, rank * part : (rank + 1) * part]
+        part = -(-batch[name].shape[1] // (ranks * multiple)) * multiple
+        numbers = _padded(on_host(batch[name]), pad, rank * part, (rank + 1) * part)
+        found[name] = batch[name].new_empty(numbers.shape).copy_(torch.from_numpy(numbers))
+        remember(found[name], numbers)  # a plan's tensors have none themselves
     return found
+
+
+def _padded(numbers: np.ndarray, pad: int | None, begin: int, end: int) -> np.ndarray:
+    """Returns the columns from `begin` to `end`, those beyond the last one filled up. pad: None counts on from it."""
+    columns = np.arange(begin, end)
+    beyond = np.maximum(0, columns - (numbers.shape[1] - 1))
+    taken = numbers[:, columns - beyond]
+    return taken + beyond if pad is None else np.where(beyond > 0, pad, taken)

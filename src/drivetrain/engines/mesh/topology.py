@@ -22,11 +22,10 @@ def _axes(world: dist.ProcessGroup, device_type: str, degrees: tuple[tuple[str, 
 
     "data" is what parameters are sharded or replicated over: dp and cp together.
     """
-    del world
     names, sizes = zip(*degrees, strict=True)
     # attention's exchanges need a group of their own: gradients of the same ranks are summed when they arrive, which a
     # parameter that one rank leaves out may shift
-    own: dict[int | str, Any] | None = {"cp": "nccl" if device_type == "cuda" else "gloo"} if "cp" in names else None
+    own: dict[int | str, Any] | None = {"cp": _backend(world, device_type)} if "cp" in names else None
     with real_numbers():
         mesh = init_device_mesh(device_type, sizes, mesh_dim_names=names, backend_override=own)
         axes = {name: mesh[name] for name in names}
@@ -35,6 +34,11 @@ def _axes(world: dist.ProcessGroup, device_type: str, degrees: tuple[tuple[str, 
         elif "dp" in axes:
             axes["data"] = axes["dp"]
     return axes
+
+
+def _backend(world: dist.ProcessGroup, device_type: str) -> str:
+    """Returns the backend of a group of its own; a plan's ranks are not there, and exchange by none that is real."""
+    return "fake" if dist.get_backend(world) == "fake" else "nccl" if device_type == "cuda" else "gloo"
 
 
 class MeshPosition:

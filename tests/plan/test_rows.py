@@ -1,0 +1,88 @@
+"""Tests that a row judges the memory of a host beside that of its GPUs, and says what it does not know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain.config.run import RunConfig
+from drivetrain.plan.columns import columns
+from drivetrain.plan.rows import Plan, Row, in_order, row
+from drivetrain.plan.step_costs import StepCosts, StepMemory
+from tests.plan.costs import costs
+from tests.plan.invented import Invented, machine
+
+GIB = 2**30
+
+
+@dataclass
+class WithHost(Invented):
+    """An invented machine whose nodes have 64 GiB of their own."""
+
+    host_memory: Any = 64 * GIB
+
+
+LARGE = WithHost(machine(0).model, nodes=2, devices_per_node=4, memory=80 * GIB)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunConfig:
+    (tmp_path / "own.py").write_text("def build(): ...")
+    given = {"workload": {"type": "module", "path": tmp_path / "own.py"}, "batch_size": 8, "loop": {"steps": 1}}
+    engine = {"name": "fsdp", "offload": True}
+    return RunConfig.model_validate({**given, "engine": engine, "processes": 4, "nodes": 2})
+
+
+def holding(host: float, device: float = 10) -> StepCosts:
+    """Returns costs of a step of which each rank holds so many GiB on its host and on its device."""
+    size = round(device * GIB)
+    return replace(costs(), memory=StepMemory(size, size, {"activations": size}, host=round(host * GIB)))
+
+
+@pytest.mark.parametrize(
+    ("host", "fits", "words"),
+    [
+        (15, "yes", "fits"),
+        (15.5, "tight", "fits with 2.0 GiB of the host's memory free, less than 5%"),
+        (17, "no", "short of 4.0 GiB of the host's memory"),
+    ],
+)
+def test_the_ranks_of_a_node_share_its_hosts_memory(run: RunConfig, host: float, fits: str, words: str) -> None:
+    found = row(run, run, holding(host), LARGE)
+    assert (found.host_bytes, found.fits, found.verdict) == (4 * host * GIB, fits, words)
+
+
+def test_a_device_that_is_short_is_the_first_reason(run: RunConfig) -> None:
+    assert row(run, run, holding(17, device=100), LARGE).verdict.endswith("most of it activations")
+
+
+def test_a_host_whose_memory_is_not_known_is_not_judged(run: RunConfig) -> None:
+    unknown = Invented(LARGE.model, 2, 4, 80 * GIB)
+    found = row(run, run, holding(1000), unknown)
+    assert (found.fits, found.verdict, found.host_capacity) == ("yes", "fits", None)
+
+
+def shown(rows: list[Row]) -> dict[str, str]:
+    plan = Plan("x", 8, tuple(rows), None)
+    return {column.name: column.text(plan, rows[0]) for column in columns(plan)}
+
+
+def test_the_figure_stands_in_the_table_only_where_something_lies_there(run: RunConfig) -> None:
+    assert shown([row(run, run, holding(15), LARGE)])["host memory a node"] == "60.0 GiB of 64.0 GiB"
+    assert "host memory a node" not in shown([row(run, run, holding(0), LARGE)])
+
+
+def test_with_a_disk_the_time_is_not_known_and_the_row_says_so(run: RunConfig) -> None:
+    engine = {"name": "deepspeed", "stage": 3, "offload_optimizer": "nvme", "nvme_path": "disk"}
+    on_disk = RunConfig.model_validate({**run.model_dump(exclude={"engine"}), "engine": engine})
+    found = row(on_disk, on_disk, holding(1000), LARGE)
+    assert (found.fits, found.seconds) == ("yes", None)
+    assert "time is not known" in found.verdict
+    assert shown([found])["host memory a node"] == "4,000.0 GiB, and disk"
+    plan = Plan("x", 8, (found,), None).as_object()["rows"][0]
+    assert (plan["host_bytes"], plan["reason"]) == (4000 * GIB, found.verdict)
+    timed = row(run, run, holding(1), LARGE)
+    assert in_order([found, timed]) == [timed, found]
