@@ -160,7 +160,7 @@ def test_blocks_that_differ_are_not_left_out() -> None:
 def test_the_host_holds_as_much_more_with_each_block() -> None:
     def trace(depth: int) -> DepthTrace:
         costs = StepCosts(StepMemory(8, 8, {}, host=100 + 30 * depth), (), (), depth, None, "traced", 0.0)
-        return DepthTrace(depth, costs, of_activations(("backward", 8)))
+        return DepthTrace(depth, costs, of_activations(("backward", 8)), 12)
 
     assert extrapolated(trace(2), trace(3), 40).memory.host == 100 + 30 * 40
 
