@@ -33,10 +33,11 @@ CASES: tuple[tuple[str, float | None], ...] = (  # GiB that a process may take
     ("shakespeare-char", None),
     ("hotel-bert", None),
     ("cifar10-small", None),
-    ("shakespeare-mesh", 0.95),
     ("shakespeare-mesh", 0.7),
-    ("cifar10-resnet50-224", 1.5),
-    ("preferences-dpo", 1.2),
+    ("shakespeare-char", 1.1),
+    ("hotel-bert", 2.2),
+    ("cifar10-small", 0.95),
+    ("cifar10-small", 0.85),
     ("alpaca-sft", None),
     ("rewards-grpo", None),
     ("shakespeare-mesh", None),
@@ -46,11 +47,21 @@ CASES: tuple[tuple[str, float | None], ...] = (  # GiB that a process may take
     ("preferences-dpo", None),
 )
 NEAR = 0.05  # of the best
+CIFAR = ["workload.model.config.hidden_sizes=[128,256,512,1024]", "workload.data.limit_train=2000"]
+LARGER = {  # the model, where memory has a limit: of the recipe's own, libraries would take nearly all
+    "shakespeare-char": [f"workload.model.config.{word}" for word in ("n_embd=512", "n_layer=8", "n_head=8")],
+    "hotel-bert": [
+        *("workload.model.config.hidden_size=512", "workload.model.config.intermediate_size=2048"),
+        *("workload.model.config.num_hidden_layers=8", "workload.model.config.num_attention_heads=8", "batch_size=16"),
+    ],
+    "cifar10-small": [*CIFAR, "workload.model.config.embedding_size=64"],
+}
 INTRODUCTION = f"""Made by `python bench/choices.py`. Each recipe is planned with `engine=auto precision=auto`; then the
 choice and every engine on one and two ranks are measured, a new process a rank, under the same limit to the memory of
 each process (`memory_limit`, of which libraries take the most). Without a limit, the engines' times are those of
 [planned](planned.md), of which the quickest is measured anew beside the choice, by turns, twice;
-where the choice is that very way, it has its time. A choice counts as right if its step takes at most {NEAR:.0%} longer
+where the choice is that very way, it has its time. Models are larger than the recipes' own where memory has a limit
+(`LARGER`). A choice counts as right if its step takes at most {NEAR:.0%} longer
 than the quickest that was measured. Recipes whose step takes a minute are cut as in [planned](planned.md)."""
 
 
@@ -82,7 +93,7 @@ def latest(rows: Path) -> dict[tuple[str, float | None], dict[str, Any]]:
 def case(recipe: str, limit: float | None, options: argparse.Namespace) -> dict[str, Any]:
     file, own = ROOT / "recipes" / f"{recipe}.yaml", [*SHORTER.get(recipe, [])]
     if limit is not None:
-        own.append(f"memory_limit={limit}")
+        own += [*LARGER.get(recipe, []), f"memory_limit={limit}"]
     fixed = any(word.startswith("precision=") for word in own)
     plan = planned(file, [*own, "engine=auto", *([] if fixed else ["precision=auto"])], "this machine")
     assert plan.choice is not None, f"{recipe}: no way fits in {limit} GiB"
