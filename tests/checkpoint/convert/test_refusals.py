@@ -240,7 +240,7 @@ def test_a_step_that_no_checkpoint_states_is_asked_for(refused: Callable[..., st
 
 
 def test_a_run_file_that_no_machine_could_run_is_refused_first(refused: Callable[..., str], theirs: Path) -> None:
-    assert "both were given" in refused(theirs, "batch_size_per_device=4")
+    assert "both were given" in refused(theirs, "batch_size=20", "batch_size_per_device=4")
 
 
 def test_a_run_for_gpus_is_converted_where_there_are_none(
