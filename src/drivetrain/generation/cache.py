@@ -125,10 +125,10 @@ class RowLayer(CacheLayerMixin):
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps these rows, in this order. A row that moves comes from behind all kept places."""
-        for buffer in (self.keys, self.values):
+        for kept in self.kept():
             for place, row in enumerate(rows):
                 if place != row:
-                    buffer[place] = buffer[row]
+                    kept[place] = kept[row]
         self.rows = len(rows)
 
     def drop_columns(self, count: int) -> None:
@@ -155,7 +155,7 @@ class RowLayer(CacheLayerMixin):
         self.begin, self.end = before, before + kept
 
     def _moved(self, buffer: Tensor, rows: int, columns: int, begin: int) -> Tensor:
-        """Returns a larger buffer with the kept columns from `begin` on; the others are written before they are read."""
+        """Returns a larger buffer with the kept columns from `begin` on. Others are written before they are read."""
         larger = buffer.new_empty(rows, buffer.shape[1], columns, buffer.shape[3])
         kept = buffer[: self.rows, :, self.begin : self.end]
         larger[: self.rows, :, begin : begin + kept.shape[2]] = kept
