@@ -70,6 +70,19 @@ def test_a_prompt_longer_than_a_chunk_is_read_in_parts(monkeypatch: pytest.Monke
         assert compared(found, requests, model) == 0
 
 
+def test_the_head_runs_once_for_all_prompts_of_a_pass() -> None:
+    """PyTorch multiplies by the head's weights for each row apart, where the rows do not lie behind each other."""
+    model, together = model_of("llama"), []
+
+    def see(_: Any, inputs: tuple[Tensor]) -> None:
+        together.append((tuple(inputs[0].shape), inputs[0].is_contiguous()))
+
+    with closing(generator_of(model)) as generator:
+        model.lm_head.register_forward_pre_hook(see)
+        generator.answers([Request(ids, 2) for ids in ((1, 2, 3, 4), (5, 6, 7), (8, 9))])
+    assert together == [((3, 1, 32), True)] * 2
+
+
 def test_bf16_logits_are_near_those_of_transformers() -> None:
     """Of the prompt and of each step, as log-probabilities: root mean square, relative."""
     model = model_of("llama").to(torch.bfloat16)

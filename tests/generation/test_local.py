@@ -9,6 +9,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+import torch
 
 from drivetrain.data.language.vocabularies import byte_tokenizer
 from drivetrain.errors import UserError
@@ -40,6 +41,17 @@ def test_pieces_joined_are_the_answer(model: Any) -> None:
     assert all(len(each.tokens) == len(each.logprobs) == 1 for each in found)
     assert len(found[0].prompt_logprobs) == len(request.ids)
     assert not any(each.prompt_logprobs for each in found[1:])
+
+
+def test_passes_of_a_model_that_answers_keep_no_record_for_autograd(model: Any) -> None:
+    seen: list[bool] = []
+    hook = model.register_forward_pre_hook(lambda *_: seen.append(torch.is_inference_mode_enabled()))
+    with closing(generator_of(model)) as generator:
+        seen.clear()
+        generator.answers([Request(ids, 3) for ids in prompts(6)])  # more than rows, which join and leave
+    hook.remove()
+    assert seen
+    assert all(seen)
 
 
 def test_an_answer_ends_with_its_token_or_before_its_string(model: Any) -> None:

@@ -19,6 +19,7 @@ class Noted(RowStore):
     def __init__(self, chunk: int, padding: int, passes: list[list[int]] | None = None) -> None:
         self._chunk, self._padding, self.rows = chunk, padding, 0
         self.passes: list[list[int]] = [] if passes is None else passes
+        self.joined: list[list[int]] = []  # rows of each store that joined, each time
 
     @property
     def chunk(self) -> int:
@@ -41,9 +42,9 @@ class Noted(RowStore):
         assert len(tokens) == self.rows
         return choose(torch.zeros(self.rows, 4))
 
-    def join(self, other: Noted, rows: Sequence[int]) -> None:
-        del other
-        self.rows += len(rows)
+    def join(self, parts: Sequence[tuple[Noted, Sequence[int]]]) -> None:
+        self.joined.append([len(rows) for _, rows in parts])
+        self.rows += sum(self.joined[-1])
 
     def keep(self, rows: Sequence[int]) -> None:
         self.rows = len(rows)
@@ -79,6 +80,15 @@ def test_where_a_pass_costs_as_much_as_a_chunk_all_prompts_run_in_one() -> None:
     store = Noted(chunk=10_000, padding=10_000)
     batch_of(of_lengths(100, 8, 99, 10, 104, 60), store)[0].step()
     assert [sorted(each) for each in store.passes] == [[8, 10, 60, 99, 100, 104]]
+
+
+def test_prompts_that_ran_apart_in_one_step_join_the_rows_at_once() -> None:
+    """The rows' store may be copied for each time."""
+    store = Noted(1000, 0)
+    batch, _ = batch_of(of_lengths(3, 5, 5, 9), store)
+    batch.step()
+    assert sorted(map(len, store.passes)) == [1, 1, 2]
+    assert [sorted(each) for each in store.joined] == [[1, 1, 2]]
 
 
 def test_no_more_than_a_chunk_of_prompts_runs_before_the_rows_go_on() -> None:

@@ -78,6 +78,15 @@ def test_a_temperature_near_zero_takes_the_likeliest_token(temperature: float) -
     assert [each.token for each in choose(logits, rows)] == [2] * 5
 
 
+def test_of_equally_likely_tokens_the_first_follows() -> None:
+    """As Transformers' generate() chooses, whose argmax does."""
+    logits = torch.zeros(3, 1000)
+    logits[1, [70, 300, 900]] = 2.0
+    logits[2, [999, 998]] = 1.0
+    found = choose(logits, [Row(Request((1,), 4)) for _ in logits])
+    assert [each.token for each in found] == logits.argmax(-1).tolist() == [0, 70, 998]
+
+
 def test_draws_follow_the_probabilities() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
     rows = [Row(Request((1,), 9, Sampling(1.0, seed=seed))) for seed in range(4000)]

@@ -99,26 +99,36 @@ class RowLayer(CacheLayerMixin):
         """Counts a column that was written into the buffers, behind those that are kept."""
         self.end, self.columns = self.end + 1, self.columns + 1
 
-    def join(self, other: RowLayer, rows: Sequence[int]) -> None:
-        """Adds copies of rows of another cache behind the own ones."""
+    def join(self, parts: Sequence[tuple[RowLayer, Sequence[int]]]) -> None:
+        """Adds copies of rows of other caches behind the own ones."""
         if not self.is_initialized:
-            self.lazy_initialization(*other.kept())
-        self.columns = max(self.columns, other.columns)
-        width, first = self._width(self.columns), self.rows
-        self._make_room(first + len(rows), width - (self.end - self.begin), 0)
-        begin, self.rows = self.end - width, first + len(rows)
-        for buffer, given in zip((self.keys, self.values), other.kept(), strict=True):
+            self.lazy_initialization(*parts[0][0].kept())
+        first, rows = self.rows, self.rows + sum(len(each) for _, each in parts)
+        self.columns = max(self.columns, *(other.columns for other, _ in parts))
+        width = self._width(self.columns)
+        self._make_room(rows, width - (self.end - self.begin), 0)
+        begin, self.rows = self.end - width, rows
+        for buffer in (self.keys, self.values):
             buffer[:first, :, begin : self.begin] = 0  # finite: a masked value times 0 is added
-            buffer[first : self.rows, :, begin : self.end - given.shape[2]] = 0
-            buffer[first : self.rows, :, self.end - given.shape[2] : self.end] = given[list(rows)]
         self.begin = begin
+        for other, each in parts:
+            self._copy(other, each, first)
+            first += len(each)
+
+    def _copy(self, other: RowLayer, rows: Sequence[int], first: int) -> None:
+        """Writes rows of another cache into those from `first` on, which have room for them."""
+        places, is_whole = slice(first, first + len(rows)), list(rows) == list(range(other.rows))
+        for buffer, given in zip((self.keys, self.values), other.kept(), strict=True):
+            begin = self.end - given.shape[2]
+            buffer[places, :, self.begin : begin] = 0  # as above
+            buffer[places, :, begin : self.end] = given if is_whole else given[list(rows)]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps these rows, in this order. A row that moves comes from behind all kept places."""
-        for buffer in (self.keys, self.values):
+        for kept in self.kept():
             for place, row in enumerate(rows):
                 if place != row:
-                    buffer[place] = buffer[row]
+                    kept[place] = kept[row]
         self.rows = len(rows)
 
     def drop_columns(self, count: int) -> None:
@@ -145,7 +155,8 @@ class RowLayer(CacheLayerMixin):
         self.begin, self.end = before, before + kept
 
     def _moved(self, buffer: Tensor, rows: int, columns: int, begin: int) -> Tensor:
-        larger = buffer.new_zeros(rows, buffer.shape[1], columns, buffer.shape[3])
+        """Returns a larger buffer with the kept columns from `begin` on. Others are written before they are read."""
+        larger = buffer.new_empty(rows, buffer.shape[1], columns, buffer.shape[3])
         kept = buffer[: self.rows, :, self.begin : self.end]
         larger[: self.rows, :, begin : begin + kept.shape[2]] = kept
         return larger
@@ -165,11 +176,12 @@ class RowCache(Cache):
         """The length of the longest sequence."""
         return self.layers[0].columns
 
-    def join(self, other: RowCache, rows: Sequence[int]) -> None:
-        """Adds copies of rows of another cache behind the own ones."""
-        for own, others in zip(self.layers, other.layers, strict=True):
-            if others.is_initialized:  # a layer that uses another one's keys has none
-                own.join(others, rows)
+    def join(self, parts: Sequence[tuple[RowCache, Sequence[int]]]) -> None:
+        """Adds copies of rows of other caches behind the own ones."""
+        for number, own in enumerate(self.layers):
+            others = [(other.layers[number], rows) for other, rows in parts]
+            if others[0][0].is_initialized:  # a layer that uses another one's keys has none
+                own.join(others)
 
     def keep(self, rows: Sequence[int], longest: int) -> None:
         """Keeps these rows, of which a row that moves comes from behind all kept places.

@@ -60,8 +60,8 @@ class RowStore(ABC):
         """Continues each row by a token, and returns what is chosen of the logits behind it."""
 
     @abstractmethod
-    def join(self, other: Self, rows: Sequence[int]) -> None:
-        """Adds copies of rows of another store behind the own ones."""
+    def join(self, parts: Sequence[tuple[Self, Sequence[int]]]) -> None:
+        """Adds copies of rows of other stores behind the own ones."""
 
     @abstractmethod
     def keep(self, rows: Sequence[int]) -> None:
@@ -96,6 +96,9 @@ class CachedRows(RowStore):
         self._takes_positions = "position_ids" in accepted
         self._extra = {"use_cache": True} if "use_cache" in accepted else {}
         self._skips = "logits_to_keep" in accepted
+        # in place of the number of last places: a slice of them makes the head read its weights for each prompt
+        takes_places = self._skips and "Tensor" in str(accepted["logits_to_keep"].annotation)
+        self._last = torch.tensor([-1]) if takes_places and not self._is_on_gpu else 1
 
     @property
     def chunk(self) -> int:
@@ -163,7 +166,7 @@ class CachedRows(RowStore):
             if self._takes_positions:
                 inputs["position_ids"] = batch["positions"]
             if self._skips and look is None:
-                inputs["logits_to_keep"] = 1
+                inputs["logits_to_keep"] = self._last
             logits: Tensor = model(**inputs, past_key_values=self._cache).logits
             if look is not None:
                 look(logits)
@@ -171,12 +174,13 @@ class CachedRows(RowStore):
 
         return self._forward(batch, work, choose)
 
-    def join(self, other: CachedRows, rows: Sequence[int]) -> None:
-        if not self._lengths and list(rows) == list(range(len(other._lengths))):
-            self._cache, self._lengths = other._cache, list(other._lengths)
-            return
-        self._cache.join(other._cache, rows)
-        self._lengths += [other._lengths[row] for row in rows]
+    def join(self, parts: Sequence[tuple[CachedRows, Sequence[int]]]) -> None:
+        (other, rows), *more = parts
+        if not (self._lengths or more) and list(rows) == list(range(len(other._lengths))):
+            self._cache = other._cache
+        else:
+            self._cache.join([(other._cache, rows) for other, rows in parts])
+        self._lengths += [other._lengths[row] for other, rows in parts for row in rows]
 
     def keep(self, rows: Sequence[int]) -> None:
         self._lengths = [self._lengths[row] for row in rows]
@@ -221,8 +225,8 @@ class WholeRows(RowStore):
     def _run(self, choose: Choose) -> list[Choice]:
         return self._forward(self._collate(self._sequences), self._work, choose)
 
-    def join(self, other: WholeRows, rows: Sequence[int]) -> None:
-        self._sequences += [list(other._sequences[row]) for row in rows]
+    def join(self, parts: Sequence[tuple[WholeRows, Sequence[int]]]) -> None:
+        self._sequences += [list(other._sequences[row]) for other, rows in parts for row in rows]
 
     def keep(self, rows: Sequence[int]) -> None:
         self._sequences = [self._sequences[row] for row in rows]

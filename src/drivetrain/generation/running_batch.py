@@ -39,9 +39,12 @@ class RunningBatch:
         """Lets waiting requests join, as many prompts as run forward at once, and continues all rows by a token."""
         self._leave()
         left = self._store.chunk
+        begun: list[tuple[RowStore, list[int]]] = []
         while self._next_group(left):
-            left -= self._join(self._joining)
+            left -= self._begin(self._joining, begun)
             self._joining = []
+        if begun:  # at once: each time it has to grow, the store is copied
+            self._store.join(begun)
         if self._rows:
             tokens = [each.new[-1] for each in self._rows]
             self._take(self._rows, self._store.next(tokens, lambda logits: choose(logits, self._rows)))
@@ -92,8 +95,9 @@ class RunningBatch:
             return True
         return len(together) <= self._max_rows and len(together) * max(map(_end, together)) <= self._max_cells
 
-    def _join(self, group: list[Running]) -> int:
-        """Runs the prompts of a group. Returns how many tokens ran, padding included."""
+    def _begin(self, group: list[Running], begun: list[tuple[RowStore, list[int]]]) -> int:
+        """Runs the prompts of a group. Adds its store, and those of its rows that go on, to `begun`. Returns how many
+        tokens ran, padding included."""
         prompts = list(dict.fromkeys(each.request.ids for each in group))
         number = {ids: place for place, ids in enumerate(prompts)}
         rows = [number[each.request.ids] for each in group]
@@ -109,7 +113,7 @@ class RunningBatch:
             running.accept(choice)
         going = [(running, row) for running, row in zip(group, rows, strict=True) if not running.is_over]
         if going:
-            self._store.join(store, [row for _, row in going])
+            begun.append((store, [row for _, row in going]))
             self._rows += [running for running, _ in going]
         return len(prompts) * max(map(len, prompts))
 
