@@ -118,6 +118,12 @@ def test_gradients_of_several_micro_batches_leave_fsdp_once_a_step(run_file: str
     assert bytes_of(two, "host") - bytes_of(one, "host") == (gathered[1] - gathered[0]) / RANKS > 0
 
 
+def test_stand_ins_of_a_pipeline_for_other_stages_are_nothing_that_a_host_holds(run_file: str) -> None:
+    costs = planned(run_file, "{name: mesh, pp: 2}", "micro_batch_size=4")
+    assert costs.memory.host == 0
+    assert not any(bytes_of(costs, kind) for kind in ("host", "update_copy", "processor"))
+
+
 def test_a_text_names_the_host_and_a_device_is_what_it_is() -> None:
     with QuickFakeMode(allow_non_fake_inputs=True), on_host():
         here = torch.ones(4, device=torch.device("cpu"))

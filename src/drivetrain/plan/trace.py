@@ -111,7 +111,7 @@ def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int, blo
     run = run.model_copy(update={"engine": run.engine.driving.without_disk()})
     on_cpu = replace(machine, device="cpu")  # fake tensors of a device that torch was not built for end the process
     mode = QuickFakeMode(like_cpu=machine.device == "cpu", allow_non_fake_inputs=True)
-    record = Record(machine, _axis_of_all(run))
+    record = Record(machine, _axis_of_all(run), run.engine.keeps_elsewhere or run.offload_activations)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         # DeepSpeed checks how its flat tensors are aligned
@@ -161,12 +161,15 @@ def _axis_of_all(run: RunConfig) -> str:
 class Record:
     """The records of one engine's steps."""
 
-    def __init__(self, machine: Machine, whole: str = "dp") -> None:
-        """whole: the axis that the group of all ranks is."""
+    def __init__(self, machine: Machine, whole: str = "dp", offloads: bool = False) -> None:
+        """whole: the axis that the group of all ranks is. offloads: whether the host of a GPU keeps some of its
+        tensors; other ones on its device are stand-ins, such as a pipeline has for what other stages hold."""
         on_cpu = machine.device == "cpu"
         self.memory = MemoryRecord(1 if on_cpu else CUDA_GRANULARITY, gloo=on_cpu)
         self._host = TensorPeak("meta")  # where a planned GPU's host keeps what it holds (host_functions.py)
-        self._operations, self._fewer = (OperationRecord(whole, self.memory.updates) for _ in range(2))
+        self._offloads = offloads and not on_cpu
+        records = (OperationRecord(whole, self.memory.updates, self._offloads) for _ in range(2))
+        self._operations, self._fewer = records
         self._start = time.perf_counter()
 
     def of_two_steps(
@@ -199,7 +202,7 @@ class Record:
                 raise failure
         samples = sum(tensor.nbytes for batch in batches for tensor in batch.tensors.values())
         return StepCosts(
-            memory=replace(self.memory.memory(), window=samples, host=self._host.peak_bytes),
+            memory=replace(self.memory.memory(), window=samples, host=self._host.peak_bytes if self._offloads else 0),
             operations=on_line(self._fewer.operations(), self._operations.operations(), share),
             messages=on_line(self._fewer.messages(), self._operations.messages(), share),
             trained_parameters=engine.engaged().trained_parameters,

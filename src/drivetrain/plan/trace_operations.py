@@ -35,10 +35,11 @@ class _Sum:
 
 
 class OperationRecord(FlopCount):
-    def __init__(self, whole: str = "dp", updates: Callable[[], bool] = lambda: False) -> None:
-        """whole: the axis that the group of all ranks is. updates: whether the step is at the optimizer's update."""
+    def __init__(self, whole: str = "dp", updates: Callable[[], bool] = lambda: False, offloads: bool = False) -> None:
+        """whole: the axis that the group of all ranks is. updates: whether the step is at the optimizer's update.
+        offloads: whether tensors on the device meta are what the host of a GPU holds, and no stand-ins."""
         super().__init__()
-        self._whole, self._updates = whole, updates
+        self._whole, self._updates, self._offloads = whole, updates, offloads
         self._operations: dict[tuple[OperationKind, str, int], _Sum] = {}
         self._messages: dict[tuple[str, str, int, int], _Sum] = {}
 
@@ -63,7 +64,8 @@ class OperationRecord(FlopCount):
         given = [*tensors_in((args, kwargs))]
         made = [*tensors_in(result)]
         if any(t.is_meta for t in (*given, *made)):
-            self._on_host(func, given, made)
+            if self._offloads:
+                self._on_host(func, given, made)
             return
         formula = formula_of(func)
         work = 0.0 if formula is None else float(formula(*args, **kwargs, out_val=result))
