@@ -1,4 +1,4 @@
-"""Of two fields that exclude each other, the one that an override gives takes the run file's place."""
+"""An override of one of two exclusive fields replaces the other one in the run file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between the request that an unfinished file answers and a new one."""
+"""A message names what differs between the request that an unfinished file answers and a new one."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ def predict(
     data: a file or a folder; None: the evaluation data. texts: in place of them. A language model answers texts, and
     all rows of data of which some have no reply; these have no loss. begin: called on the first rank with all that
     decides the rows; returns the number of those that are there already, which are passed over and reported on
-    stderr. shown: whether a line
-    on stderr says how far it is. On several ranks all must exhaust the rows; the first one yields them.
+    stderr. shown: whether a line on stderr says how far it is. On several ranks all must exhaust the rows; the first
+    one yields them.
     """
     with arithmetic(run.precision_spec, machine):
         yield from rows_in_arithmetic(run, machine, checkpoint, data, texts, begin, shown)

@@ -65,7 +65,7 @@ class MemoryRecord(TensorPeak):
     def part(self, name: str) -> Iterator[None]:
         """Surrounds a part of a step, as engines time them."""
         before = self._phase
-        if self.changes and self.changes[-1].phase == name:  # two of a name in a row are told apart
+        if self.changes and self.changes[-1].phase == name:  # two passes in a row are two stretches
             self.changes.append(Change(NO_STORAGE, 0, before, self._step))
         self._phase = name
         yield
