@@ -101,14 +101,13 @@ class Invented:
         one = size * self.model.activations / axes.get("tp", 1)
         kept = {name: round(value) for name, value in state.items()}
         before = {**kept, "gradients": 0} if count == 1 else kept
-        phases: dict[str, tuple[dict[MemoryPart, int], float]] = {  # what stays, and what else there is
-            "forward": (before, forward + gathered),
-            "backward": (kept, forward + gathered + 2 * one),
-            "optimizer": (kept, whole / self.model.layers),
-        }
-        timeline = made_timeline(
-            *((phase, {**stays, "activations": round(more)}) for phase, (stays, more) in phases.items())
-        )
+        stretches: list[tuple[str, dict[MemoryPart, int], float]] = [  # what stays, and what else there is
+            ("forward", before, forward + gathered),
+            ("backward", before, forward + gathered + 2 * one),  # the first gradient comes as the first layer goes
+            ("backward", kept, gathered + 3 * one),
+            ("optimizer", kept, whole / self.model.layers),
+        ]
+        timeline = made_timeline(*((phase, {**stays, "activations": round(more)}) for phase, stays, more in stretches))
         memory = memory_of(timeline)
         return replace(memory, reserved=round(memory.allocated * 1.02))
 

@@ -69,6 +69,16 @@ def test_a_batch_that_is_no_power_of_two_has_that_choice_too(tmp_path: Path, see
     as_exhaustive(run(tmp_path, f"batch_size={batch}"), machine(seed))
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_batch_that_fits_only_as_one_micro_batch_is_found(tmp_path: Path, devices: int) -> None:
+    """With two, the gradients of the first are there in the forward pass of the second."""
+    gradients = 2**33
+    model = Model(parameters=gradients, layers=80, activations=gradients / 170, flops=2**45)
+    for share in (4.5, 4.6, 4.65, 4.7, 4.75, 4.8, 4.85):  # of parameters, gradients and two moments: 4
+        machine = Invented(model, nodes=1, devices_per_node=devices, memory=round(share * gradients) + 2**29)
+        as_exhaustive(run(tmp_path, f"batch_size={2 * devices}"), machine)
+
+
 def as_exhaustive(base: RunConfig, estimator: Invented) -> tuple[Plan, int]:
     """Returns the plan, whose choice was seen to be that of all candidates, and their number."""
     best = chosen(exhaustive(base, SPACE, estimator))

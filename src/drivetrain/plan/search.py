@@ -3,14 +3,14 @@
 A trace of a large model takes half a minute, and there are hundreds of ways. So a way is looked at only while it could
 still be among the best: ways are taken in the order of a bound on their step time (search_bounds.py), and the search
 ends where the bound exceeds what was found. One that is looked at is traced at its smallest micro-batch; if that fits,
-at two more, from which all its micro-batches are derived (derive.py). In the end the best five are traced themselves.
+at others, from which all its micro-batches are derived (derive.py). In the end the best five are traced themselves.
 """
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from drivetrain.config.run import RunConfig
@@ -156,7 +156,7 @@ class Search:
         run, cut = family.at(size)
         extra = self._alone.extra(family.run)
         plain = self._plain(family)
-        if plain is not None and len(plain.traced) > 1:
+        if plain is not None and plain.tells_rates:
             costs = extra.added_to(plain.derivation.at(cut))
         else:
             costs = best_case(run, cut, one, extra)
@@ -177,7 +177,7 @@ class Search:
 
     def _shows(self, looked: Looked, family: Family, axis: str) -> bool:
         same = looked.family.run.precision == family.run.precision
-        return same and axis in looked.family.run.engine.axes and len(looked.traced) > 1
+        return same and axis in looked.family.run.engine.axes and looked.tells_rates
 
     def _threshold(self) -> float:
         """Returns the step time beyond which a way is of no interest."""
@@ -199,16 +199,27 @@ class Search:
                 self._trace(looked, cut)
             self._fill(looked)
         else:
-            self._fill(looked, only=family.sizes[0])
+            self._fill(looked, only=(family.sizes[0], *self._in_one(looked)))
+
+    def _in_one(self, looked: Looked) -> tuple[int, ...]:
+        """Traces all samples as one micro-batch, where that may fit though the smallest does not: with several, the
+        first one's gradients are there in the others' forward passes. Returns its size where it was traced."""
+        size, capacity = looked.family.sizes[-1], self._estimator.capacity(looked.family.run)
+        (_, least), (run, whole) = looked.family.at(looked.family.sizes[0]), looked.family.at(size)
+        memory = looked.derivation.at(least).memory
+        held = sum(memory.parts.get(part, 0) for part in ("gradients", "engine"))  # DeepSpeed's are the engine's own
+        may_fit = memory.reserved - held + self._estimator.unseen(run)[1] <= capacity
+        is_other = whole.count == 1 < least.count
+        return (size,) if is_other and may_fit and self._trace(looked, whole) else ()
 
     def _fits(self, looked: Looked, size: int) -> bool:
         run, cut = looked.family.at(size)
         memory = looked.derivation.at(cut).memory
         return memory.reserved + self._estimator.unseen(run)[1] <= self._estimator.capacity(run)
 
-    def _fill(self, looked: Looked, only: int | None = None) -> None:
+    def _fill(self, looked: Looked, only: Sequence[int] | None = None) -> None:
         derivation = looked.derivation
-        for size in looked.family.sizes if only is None else [only]:
+        for size in looked.family.sizes if only is None else only:
             run, cut = looked.family.at(size)
             costs = derivation.at(cut)
             if self._is_traced(looked, size):

@@ -28,6 +28,11 @@ class Looked:
     rows: dict[int, Row] = field(default_factory=dict)
 
     @property
+    def tells_rates(self) -> bool:
+        """Whether there are traces enough to tell the work of a sample from that of a micro-batch."""
+        return len(self.traced) > 2
+
+    @property
     def derivation(self) -> Derivation:
         return Derivation(self.traced, self.family.run.engine.stages)
 
