@@ -25,6 +25,7 @@ from drivetrain.config.load import load
 from drivetrain.errors import UserError
 from drivetrain.plan.planning import planned
 from drivetrain.plan.rows import Plan, Row
+from drivetrain.runtime.hardware import detect
 
 CASES: tuple[tuple[str, float | None], ...] = (  # GiB that a process may take
     ("linear", None),
@@ -35,9 +36,9 @@ CASES: tuple[tuple[str, float | None], ...] = (  # GiB that a process may take
     ("cifar10-small", None),
     ("shakespeare-mesh", 0.7),
     ("shakespeare-char", 1.1),
-    ("hotel-bert", 2.2),
-    ("cifar10-small", 0.95),
-    ("cifar10-small", 0.85),
+    ("hotel-bert", 1.65),
+    ("cifar10-small", 0.995),
+    ("shakespeare-mesh", 1.25),
     ("alpaca-sft", None),
     ("rewards-grpo", None),
     ("shakespeare-mesh", None),
@@ -47,14 +48,22 @@ CASES: tuple[tuple[str, float | None], ...] = (  # GiB that a process may take
     ("preferences-dpo", None),
 )
 NEAR = 0.05  # of the best
-CIFAR = ["workload.model.config.hidden_sizes=[128,256,512,1024]", "workload.data.limit_train=2000"]
 LARGER = {  # the model, where memory has a limit: of the recipe's own, libraries would take nearly all
-    "shakespeare-char": [f"workload.model.config.{word}" for word in ("n_embd=512", "n_layer=8", "n_head=8")],
-    "hotel-bert": [
+    ("shakespeare-char", 1.1): [f"workload.model.config.{word}" for word in ("n_embd=512", "n_layer=8", "n_head=8")],
+    ("hotel-bert", 1.65): [
         *("workload.model.config.hidden_size=512", "workload.model.config.intermediate_size=2048"),
         *("workload.model.config.num_hidden_layers=8", "workload.model.config.num_attention_heads=8", "batch_size=16"),
     ],
-    "cifar10-small": [*CIFAR, "workload.model.config.embedding_size=64"],
+    ("cifar10-small", 0.995): [
+        *("workload.model.config.hidden_sizes=[128,256,512,1024]", "workload.model.config.embedding_size=64"),
+        "workload.data.limit_train=2000",
+    ],
+    ("shakespeare-mesh", 1.25): [
+        *("workload.model.config.hidden_size=512", "workload.model.config.intermediate_size=1376"),
+        *("workload.model.config.num_hidden_layers=8", "workload.model.config.num_attention_heads=8"),
+        *("workload.model.config.num_key_value_heads=8", "workload.model.config.max_position_embeddings=1024"),
+        *("workload.data.length=1024", "batch_size=2", "precision=fp32"),
+    ],
 }
 INTRODUCTION = f"""Made by `python bench/choices.py`. Each recipe is planned with `engine=auto precision=auto`; then the
 choice and every engine on one and two ranks are measured, a new process a rank, under the same limit to the memory of
@@ -93,7 +102,7 @@ def latest(rows: Path) -> dict[tuple[str, float | None], dict[str, Any]]:
 def case(recipe: str, limit: float | None, options: argparse.Namespace) -> dict[str, Any]:
     file, own = ROOT / "recipes" / f"{recipe}.yaml", [*SHORTER.get(recipe, [])]
     if limit is not None:
-        own += [*LARGER.get(recipe, []), f"memory_limit={limit}"]
+        own += [*LARGER.get((recipe, limit), []), f"memory_limit={limit}"]
     fixed = any(word.startswith("precision=") for word in own)
     plan = planned(file, [*own, "engine=auto", *([] if fixed else ["precision=auto"])], "this machine")
     assert plan.choice is not None, f"{recipe}: no way fits in {limit} GiB"
@@ -106,8 +115,9 @@ def case(recipe: str, limit: float | None, options: argparse.Namespace) -> dict[
         from_table(file, own_way, others, recipe, options)
     else:
         for way in (own_way, *others):
-            way["measured"] = measured(file, way["ranks"], way["words"], options)
-    return {"recipe": recipe, "limit": limit, "choice": own_way, "others": others}
+            way["measured"] = measured(file, way["ranks"], way["words"], options, imports=False)
+    machine = detect().device_name
+    return {"recipe": recipe, "limit": limit, "machine": machine, "choice": own_way, "others": others}
 
 
 def from_table(
@@ -173,6 +183,7 @@ def page(cases: list[dict[str, Any]]) -> str:
     head = [
         "recipe",
         "limit, GiB",
+        "machine",
         "the plan's choice",
         "its step",
         "the quickest",
@@ -185,7 +196,7 @@ def page(cases: list[dict[str, Any]]) -> str:
     parts = [
         "# The plan's choice beside the quickest",
         INTRODUCTION,
-        machine_line(),
+        f"{machine_line()} The times of one recipe are of one machine, which the table names.",
         f"Right: {len(right)} of {len(cases)}; of those with a limit by {len(winners)} different engines.",
         markdown_table(head, [cells(case) for case in cases]),
         *unmeasured(cases),
@@ -222,7 +233,7 @@ def cells(found: dict[str, Any]) -> list[str]:
     words = " ".join(each for each in found["choice"]["words"] if not each.startswith("memory_limit"))
     ratio = "-" if own is None or best is None else f"{own / best:.2f}"
     verdict = "right" if is_right(found) else "wrong"
-    return [*name(found), f"`{words}`", milliseconds(own), quickest, milliseconds(best), ratio, verdict]
+    return [*name(found), found["machine"], f"`{words}`", milliseconds(own), quickest, milliseconds(best), ratio, verdict]
 
 
 def all_of(found: dict[str, Any]) -> str:

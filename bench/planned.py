@@ -158,13 +158,16 @@ def rows_of(recipe: str, ranks: int, engines: list[str], options: argparse.Names
         yield {"recipe": recipe, "engine": engine, "ranks": ranks, "planned": planned, "measured": found}
 
 
-def measured(file: Path, ranks: int, words: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Returns what the ranks measured, or how they failed."""
+def measured(
+    file: Path, ranks: int, words: list[str], options: argparse.Namespace, imports: bool = True
+) -> dict[str, Any]:
+    """Returns what the ranks measured, or how they failed. imports: all that plans have imported so far is imported
+    beforehand, so that memory counts without it; not where a process' memory has a limit, of which that would take."""
     steps = FEW if options.memory or ranks > (os.cpu_count() or 1) else STEPS
     with tempfile.TemporaryDirectory(prefix="planned-") as folder:
         log = Path(folder) / "log"
-        modules = Path(folder) / "modules"  # what the plans have imported so far: all of the run's code
-        modules.write_text("\n".join(name for name in list(sys.modules) if name != "__main__"))
+        modules = Path(folder) / "modules"
+        modules.write_text("\n".join(name for name in list(sys.modules) if imports and name != "__main__"))
         given = f"{folder}/store {shlex.quote(str(file))} {shlex.quote(json.dumps(words))} {steps} {modules}"
         each = f"{shlex.quote(sys.executable)} -W ignore {shlex.quote(str(RANK))}"
         # one command, so that a prefix holds for all of them
