@@ -93,6 +93,21 @@ def test_a_few_blocks_of_a_stage_show_the_costs_of_all_of_it(run_file: Path, ran
 
 
 @pytest.mark.long
+def test_a_step_of_a_pipeline_takes_as_long_as_its_slowest_stage(run_file: Path) -> None:
+    run = read(run_file, ["engine={name: mesh, pp: 4}", "processes=4", "workload.model.config.num_hidden_layers=13"])
+    workload = read_workload(run, training=True)
+    stages = [step_costs(run, MACHINE.host, workload, rank) for rank in range(4)]
+    blocks = stages[0].stage_depths
+    assert sum(blocks) == 13
+    assert blocks[0] == blocks[1] < blocks[2], "another stage than the first inner one has most to do"
+    whole, quick = (Traced(MACHINE).costs(run, quick=quick) for quick in (False, True))
+    slowest = max(time_of(run, each, MACHINE).seconds for each in stages)
+    assert slowest > time_of(run, stages[0], MACHINE).seconds
+    assert {time_of(run, each, MACHINE).seconds for each in (whole, quick)} == {slowest}
+    assert whole.memory.allocated == max(each.memory.allocated for each in stages)
+    assert [*quick.by_rank] == [0, 2, 3]
+
+
 def test_a_few_micro_batches_of_a_pipeline_show_the_memory_of_many(run_file: Path) -> None:
     """The third forward pass of two stages is the first at which gradients are there already, and each micro-batch has
     a buffer of its own."""

@@ -59,10 +59,30 @@ def test_the_fullest_rank_of_a_pipeline_may_be_another_one_at_another_micro_batc
 
     def costs(cut: Cut) -> StepCosts:
         ranks = {0: stage(1000, 1, cut), 4: stage(10, 100, cut)}
-        return replace(step(cut), memory=max(ranks.values(), key=lambda one: one.allocated), by_rank=ranks)
+        return of_ranks(*(replace(step(cut), memory=memory) for memory in ranks.values()))
 
     derivation = Derivation({cut: costs(cut) for cut in cuts_to_trace(64, 2)}, stages=2)
     assert [derivation.at(Cut.of(64, size)).memory.allocated for size in (2, 8, 16, 32)] == [1000, 1000, 1600, 3200]
+
+
+def of_ranks(*each: StepCosts) -> StepCosts:
+    """Returns the costs of the fullest of these ranks, with those of all."""
+    fullest = max(each, key=lambda costs: costs.memory.allocated)
+    return replace(fullest, by_rank=dict(enumerate(each)))
+
+
+def test_each_rank_has_work_of_its_own() -> None:
+    """The first stage holds more, the second one computes twice as much."""
+
+    def costs(cut: Cut) -> StepCosts:
+        small, large = (replace(step(cut), memory=stage(fixed, 1, cut)) for fixed in (1000, 100))
+        double = [replace(each, flops=2 * each.flops, calls=2 * each.calls) for each in large.operations]
+        return of_ranks(small, replace(large, operations=tuple(double)))
+
+    derived = Derivation({cut: costs(cut) for cut in cuts_to_trace(64, 2)}, stages=2).at(Cut.of(64, 16))
+    first, second = derived.ranks
+    assert (first.memory, first.operations) == (derived.memory, derived.operations)
+    assert second.operations[0].calls == pytest.approx(2 * first.operations[0].calls, abs=2)
 
 
 def test_steps_of_other_numbers_of_calls_are_compared_phase_by_phase() -> None:

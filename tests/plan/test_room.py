@@ -44,9 +44,10 @@ def run(tmp_path: Path) -> RunConfig:
 
 def of(size: int, run: RunConfig, device: str = "cpu") -> StepMemory:
     memory = StepMemory(size, size, {"activations": size})
-    known = replace(costs(), memory=memory, by_rank={0: memory, 3: memory})
+    known = replace(costs(), memory=memory)
+    known = replace(known, by_rank={0: known, 3: known})
     found = with_held(known, run, replace(detect(), device=device))
-    assert found.by_rank == {0: found.memory, 3: found.memory}
+    assert [each.memory for each in found.by_rank.values()] == [found.memory, found.memory]
     assert found.memory.allocated == size
     return found.memory
 

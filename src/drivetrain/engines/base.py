@@ -114,7 +114,7 @@ class Engine(ABC):
     auxiliary: Mapping[str, Callable[..., Any]]  # the wrapped models beside the trained one, by name
     runs_own_batches = True  # whether each rank may run forward a batch of its own, of any shape, and keep a cache
     counts_samples = True  # False on a rank whose samples another one has as well
-    stage_depth: int | None = None  # blocks of this rank's pipeline stage, those too that a trace leaves out
+    stage_depths: tuple[int, ...] = ()  # blocks of each pipeline stage, those too that a trace leaves out
 
     @abstractmethod
     def setup(self, workload: Workload, build_optimizer: OptimizerFactory | None) -> None:

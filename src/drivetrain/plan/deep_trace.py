@@ -36,14 +36,17 @@ class Tracer:
     def fullest_step_costs(
         self, run: RunConfig, machine: Machine, workload: Workload, quick: bool = False
     ) -> StepCosts:
-        """Returns the costs on the rank that takes most memory. Raises as `step_trace` does.
+        """Returns the costs on the rank that takes most memory, and those of unlike ones. Raises as `step_trace` does.
 
-        quick: traces the ranks of largest shards alone, of which samples may be shorter than others'.
+        quick: traces the ranks of largest shards alone, of which samples may be shorter than others'; of the stages
+        without embedding and head only the first of those that have most blocks.
         """
-        ranks = _unlike(run, machine, workload, quick)
-        found = {rank: self.step_costs(run, machine, workload, rank) for rank in ranks}
+        context = fullest_context_rank(run, machine, workload) * run.engine.axes.get("tp", 1)
+        first = self.step_costs(run, machine, workload, context)
+        ranks = _unlike(run, machine, workload, first.stage_depths, quick)
+        found = {rank: self.step_costs(run, machine, workload, rank + context) for rank in ranks}
         fullest = max(found.values(), key=lambda costs: costs.memory.allocated)
-        return replace(fullest, by_rank={rank: costs.memory for rank, costs in found.items()})
+        return replace(fullest, by_rank=found)
 
     def step_costs(self, run: RunConfig, machine: Machine, workload: Workload, rank: int = 0) -> StepCosts:
         """Returns the costs of one step on one rank, from a trace of the whole model if it has few blocks or its costs
@@ -56,14 +59,16 @@ class Tracer:
 
     def _traced(self, run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int) -> StepCosts:
         stages = run.engine.stages
-        way = f"{run.model_dump_json(exclude=SIZES | IRRELEVANT)} stage {rank * stages // run.world_size}"
+        stage = rank * stages // run.world_size
+        way = f"{run.model_dump_json(exclude=SIZES | IRRELEVANT)} stage {stage}"
         pair = self.pairs.get(way, self._depths[:2])
         if blocks // stages <= self._few or pair is None:
             return step_costs(run, machine, workload, rank)
 
         def at(depth: int) -> DepthTrace:
             found = step_trace(run, machine, workload, rank, depth)
-            return DepthTrace(depth, found.costs, found.timeline, found.stage_depth or blocks)
+            depths = found.costs.stage_depths
+            return DepthTrace(depth, found.costs, found.timeline, depths[stage] if depths else blocks)
 
         try:
             lower, upper = (at(pair[0]), at(pair[1])) if way in self.pairs else self._checked(at)
@@ -117,18 +122,20 @@ class Tracer:
         return self._blocks[1]
 
 
-def _unlike(run: RunConfig, machine: Machine, workload: Workload, quick: bool) -> list[int]:
+def _unlike(
+    run: RunConfig, machine: Machine, workload: Workload, stage_depths: Sequence[int], quick: bool
+) -> list[int]:
     """Returns a rank of each kind: the first one, which has the largest shards; one of the last data rank, if its
-    samples are of other lengths; the first one of each pipeline stage; of context ranks the one that has most targets.
-    quick: without the last one, and of the stages without embedding and head only the first, which has most
-    micro-batches under way."""
+    samples are of other lengths; the first one of each pipeline stage. quick: without the one of the last data rank,
+    and of stages those that `Tracer.fullest_step_costs` names."""
     world, stages = run.world_size, run.engine.stages
-    first = {stage * (world // stages) for stage in ({0, min(1, stages - 1), stages - 1} if quick else range(stages))}
-    context = fullest_context_rank(run, machine, workload) * run.engine.axes.get("tp", 1)
+    inner = stage_depths[1:-1]
+    among = {0, stages - 1, *([1 + inner.index(max(inner))] if inner else [])} if quick else range(stages)
+    first = {stage * (world // stages) for stage in among}
     share = run.data_parallel_size
     if not (quick or share == 1 or _same_batches(run, machine, workload, share)):
         first.add(world - world // (stages * share))
-    return sorted(rank + context for rank in first)
+    return sorted(first)
 
 
 def _same_batches(run: RunConfig, machine: Machine, workload: Workload, share: int) -> bool:

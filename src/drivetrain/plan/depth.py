@@ -96,6 +96,7 @@ def extrapolated(lower: DepthTrace, upper: DepthTrace, depth: int) -> StepCosts:
         messages=on_line(below.messages, above.messages, share),
         trained_parameters=_on_line(below.trained_parameters, above.trained_parameters, share),
         tokens=below.tokens,
+        stage_depths=below.stage_depths,
         origin="traced",
         seconds_taken=below.seconds_taken + above.seconds_taken,
     )

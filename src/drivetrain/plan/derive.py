@@ -72,12 +72,28 @@ class Derivation:
     """The costs of one run at any cut, from its traces at some."""
 
     def __init__(self, traced: Mapping[Cut, StepCosts], stages: int = 1) -> None:
+        self._traced = dict(traced)
+        ranks = set.intersection(*({*costs.by_rank} for costs in traced.values()))
+        self._ranks = {rank: _OfOneRank({cut: traced[cut].by_rank[rank] for cut in traced}, stages) for rank in ranks}
+        self._one = _OfOneRank(self._traced, stages)
+
+    def at(self, cut: Cut) -> StepCosts:
+        """Returns the traced costs where this cut was traced, else derived ones: stages of a pipeline have lines of
+        their own, and at another micro-batch another one may be the fullest."""
+        if cut in self._traced:
+            return self._traced[cut]
+        found = {rank: self._ranks[rank].at(cut) for rank in sorted(self._ranks)}
+        fullest = max(found.values(), key=lambda costs: costs.memory.allocated, default=None)
+        return self._one.at(cut) if fullest is None else replace(fullest, by_rank=found)
+
+
+class _OfOneRank:
+    """The costs of one rank at any cut, from its traces at some."""
+
+    def __init__(self, traced: Mapping[Cut, StepCosts], stages: int) -> None:
         self._traced, self._full = dict(traced), full_count(stages)
 
     def at(self, cut: Cut) -> StepCosts:
-        """Returns the traced costs where this cut was traced, else derived ones."""
-        if cut in self._traced:
-            return self._traced[cut]
         nearest = min(self._traced, key=lambda each: abs(math.log(each.samples / each.count * cut.count / cut.samples)))
         like = self._traced[nearest]
         tokens = None if like.tokens is None else round(like.tokens * cut.samples / nearest.samples)
@@ -89,22 +105,16 @@ class Derivation:
             tokens=tokens,
             origin="derived",
             seconds_taken=0.0,
+            stage_depths=like.stage_depths,
         )
 
     def _memory(self, cut: Cut, sample: float) -> StepMemory:
-        """Returns that of the fullest rank: stages of a pipeline have lines of their own, and at another micro-batch
-        another one may be the fullest. sample: bytes of one."""
-        alike = {each: costs for each, costs in self._traced.items() if self._depth(each) == self._depth(cut)}
-        alike = alike or self._traced
-        ranks = set.intersection(*({*costs.by_rank} for costs in alike.values()))
-        of_ranks = [{each: costs.by_rank[rank] for each, costs in alike.items()} for rank in sorted(ranks)]
-        of_ranks = of_ranks or [{each: costs.memory for each, costs in alike.items()}]
-        found = (self._of_one_rank(cut, memories, sample) for memories in of_ranks)
-        return max(found, key=lambda memory: memory.allocated)
-
-    def _of_one_rank(self, cut: Cut, memories: Mapping[Cut, StepMemory], sample: float) -> StepMemory:
         """A step's samples are there from its beginning, and a pipeline has buffers for each micro-batch: a trace of
-        one micro-batch more than are under way shows the bytes of both."""
+        one micro-batch more than are under way shows the bytes of both. sample: bytes of one."""
+        memories = {each: costs.memory for each, costs in self._traced.items()}
+        memories = {
+            each: memory for each, memory in memories.items() if self._depth(each) == self._depth(cut)
+        } or memories
         each = sample
         for fewer, more in itertools.permutations(memories, 2):
             if fewer.size == more.size and self._full <= fewer.count < more.count:

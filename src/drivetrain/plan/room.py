@@ -8,7 +8,7 @@ from dataclasses import replace
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.plan.calibration import DeviceSpeeds
-from drivetrain.plan.step_costs import Operations, StepCosts, StepMemory
+from drivetrain.plan.step_costs import Operations, StepCosts
 
 # what no trace sees on one rank that was not calibrated, in bytes: at least, at most. CUDA: context, NCCL's buffers,
 # cuBLAS' and cuDNN's workspaces, as measured from 0.5 to 1.6 GB. CPU: the libraries that a rank imports, 0.5 GB with
@@ -34,10 +34,10 @@ def with_held(costs: StepCosts, run: RunConfig, machine: Machine) -> StepCosts:
     on_gpu = HELD_ON_GPU_OF_PIECES if run.engine.gives_pieces else HELD_ON_GPU
     held = HELD_ON_CPU if machine.device == "cpu" else on_gpu
 
-    def of(memory: StepMemory) -> StepMemory:
-        return replace(memory, reserved=round(held * memory.allocated))
+    def of(costs: StepCosts) -> StepCosts:
+        return replace(costs, memory=replace(costs.memory, reserved=round(held * costs.memory.allocated)))
 
-    return replace(costs, memory=of(costs.memory), by_rank={rank: of(each) for rank, each in costs.by_rank.items()})
+    return replace(of(costs), by_rank={rank: of(each) for rank, each in costs.by_rank.items()})
 
 
 def unseen_bytes(machine: Machine, speeds: DeviceSpeeds | None) -> tuple[int, int]:

@@ -18,12 +18,13 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 def time_of(
     run: RunConfig, costs: StepCosts, cluster: Cluster, compiles: bool = False, data_seconds: float = 0.0
 ) -> StepTime:
-    """Returns the time of one step. compiles: whether the run's blocks are compiled. data_seconds: loading one step's
-    samples, which goes on beside computing.
+    """Returns the time of one step: that of the slowest rank, for which the others wait. compiles: whether the run's
+    blocks are compiled. data_seconds: loading one step's samples, which goes on beside computing.
 
     Raises UserError for a machine whose speed is not known.
     """
-    return step_time(costs, speeds_of(cluster, run.world_size), circumstances(run, cluster, compiles, data_seconds))
+    speeds, given = speeds_of(cluster, run.world_size), circumstances(run, cluster, compiles, data_seconds)
+    return max((step_time(each, speeds, given) for each in costs.ranks), key=lambda found: found.seconds)
 
 
 def circumstances(run: RunConfig, cluster: Cluster, compiles: bool = False, data_seconds: float = 0.0) -> Circumstances:

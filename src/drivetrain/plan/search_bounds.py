@@ -48,7 +48,8 @@ class Extra:
             )
             for each in costs.operations
         )
-        return replace(costs, operations=operations)
+        ranks = {rank: self.added_to(each) for rank, each in costs.by_rank.items()}
+        return replace(costs, operations=operations, by_rank=ranks)
 
 
 NOTHING = Extra({}, {}, {})
@@ -82,6 +83,7 @@ def best_case(run: RunConfig, cut: Cut, one: Derivation, extra: Extra = NOTHING)
         operations=tuple(_shared(each, run, beside) for each in whole.operations),
         messages=tuple(_sent(run, whole.memory)),
         origin="derived",
+        by_rank={},
     )
 
 

@@ -6,7 +6,7 @@ on a device, and the search compares them. Nothing here depends on a device's sp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -59,7 +59,11 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """One step of one rank: that of the fullest one."""
+    """One step of one rank: that of the fullest one.
+
+    by_rank: those of each rank that was traced, the fullest among them, each without others in turn. stage_depths:
+    blocks of each stage of a pipeline.
+    """
 
     memory: StepMemory
     operations: tuple[Operations, ...]
@@ -68,4 +72,10 @@ class StepCosts:
     tokens: int | None  # of this step over all ranks, padding included; None for pictures and other samples
     origin: Literal["traced", "derived", "measured"]
     seconds_taken: float  # to find this out
-    by_rank: Mapping[int, StepMemory] = field(default_factory=dict)  # of each rank that was traced, where these differ
+    by_rank: Mapping[int, StepCosts] = field(default_factory=dict)
+    stage_depths: tuple[int, ...] = ()
+
+    @property
+    def ranks(self) -> Sequence[StepCosts]:
+        """Those of each rank that was traced, or else these."""
+        return [*self.by_rank.values()] or [self]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -62,10 +61,14 @@ class Timeline:
         return found
 
     def thinned(self) -> Timeline:
-        """Returns POINTS moments or so: of each stretch of one phase the highest."""
-        each = math.ceil(len(self.phases) / POINTS)
-        cuts = [(cut, min(cut + each, end)) for start, end in self.stretches() for cut in range(start, end, each)]
-        return self._highest(cuts)
+        """Returns POINTS moments at the most, or one of each stretch of a phase: each stretch in equally many parts, of
+        each part the highest moment. So two steps of the same stretches have moments that belong together, however many
+        each had; a part that would be shorter than a moment has that one."""
+        if len(self.phases) <= POINTS:
+            return self
+        stretches = self.stretches()
+        each = max(1, POINTS // len(stretches))
+        return self._highest([part for stretch in stretches for part in _parts(*stretch, each)])
 
     def highest_of_stretches(self) -> Timeline:
         """Returns the highest moment of each run of moments in one phase."""
@@ -96,6 +99,12 @@ class Timeline:
 
 
 NOTHING = Timeline((), np.zeros((0, len(PARTS)), dtype=np.int64))
+
+
+def _parts(start: int, end: int, number: int) -> list[tuple[int, int]]:
+    """Returns the first moment of each of so many equal parts of a stretch, and the one after its last."""
+    places = [start + (end - start) * place // number for place in range(number + 1)]
+    return [(min(first, end - 1), max(after, first + 1)) for first, after in pairwise(places)]
 
 
 def parts_of(sizes: np.ndarray) -> dict[MemoryPart, int]:

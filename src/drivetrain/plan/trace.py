@@ -60,15 +60,10 @@ class Untraceable(RunError):
 
 @dataclass(frozen=True)
 class StepTrace:
-    """The trace of one step on one rank.
-
-    timeline: a moment for each change of memory. stage_depth: blocks of the rank's pipeline stage, those too that were
-    left out; None where there are no stages.
-    """
+    """The trace of one step on one rank. timeline: a moment for each change of memory."""
 
     costs: StepCosts
     timeline: Timeline
-    stage_depth: int | None = None
 
 
 def step_costs(run: RunConfig, machine: Machine, workload: Workload, rank: int = 0) -> StepCosts:
@@ -135,7 +130,7 @@ def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int, blo
             window = fullest_window(run, machine, workload, engine)
         batches = without_numbers(window.micro_batches, mode)
         costs = record.of_two_steps(engine, batches, "traced", in_flight=run.engine.stages > 1)
-        return StepTrace(costs, record.memory.timeline(), engine.stage_depth)
+        return StepTrace(replace(costs, stage_depths=engine.stage_depths), record.memory.timeline())
 
 
 def measured_step_costs(run: RunConfig, machine: Machine, workload: Workload) -> StepCosts:

@@ -73,7 +73,7 @@ class MeshEngine(SpreadState):
         self._trial.watch(model, self._trains)
         self._part = spread(model, workload, self._config, self._place, self._options, self._trial)
         self._pipeline, self._attention = self._part.pipeline, self._part.attention
-        self.stage_depth = self._part.depth
+        self.stage_depths = self._part.depths
         return model.to(self._device)
 
     def _blocks(self) -> list[nn.Module]:

@@ -45,7 +45,7 @@ class RankPart:
     pipeline: Pipeline | None = None
     attention: Ulysses | None = None
     outline: nn.Module | None = None  # the whole model without numbers, where this is a stage that writes adapters
-    depth: int | None = None  # blocks of the stage, those too that a trace leaves out
+    depths: tuple[int, ...] = ()  # blocks of each stage, those too that a trace leaves out
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -78,7 +78,8 @@ def spread(
     stands = {name: codes[id(p)] for name, p in model.named_parameters() if id(p) in codes}
     _check_layers_stay(model, config, place)
     _check_no_prompts(workload)
-    blocks, pipeline, attention, outline, depth = repeated_blocks(model), None, None, None, None
+    blocks, pipeline, attention, outline = repeated_blocks(model), None, None, None
+    depths: tuple[int, ...] = ()
     tied: list[str] = []
     speaks_for = set(whole)
     plan = _plan(model, workload, config, options) if config.tp > 1 else {}
@@ -88,8 +89,9 @@ def spread(
             why = f"{type(model).__name__} has {len(anatomy.blocks)} blocks, fewer than pp ({config.pp})"
             raise problem("engine.pp", why, f"give at most {len(anatomy.blocks)} stages")
         tied = anatomy.tied
-        own = balanced(anatomy.costs, config.pp)[place.at["pp"]]
-        depth, own = len(own), _kept(own, options.stage_blocks, len(anatomy.blocks))
+        parts = balanced(anatomy.costs, config.pp)
+        depths = tuple(map(len, parts))
+        own = _kept(parts[place.at["pp"]], options.stage_blocks, len(anatomy.blocks))
         mine = {anatomy.blocks[number] for number in own}
         blocks = [block for name, block in model.named_modules() if name in mine]
         if workload.adapters is not None and place.leads and place.at["pp"] == 0:
@@ -105,7 +107,7 @@ def spread(
     if plan:
         parallel = {"sequence_parallel": config.sequence_parallel, "loss_parallel": config.loss_parallel}
         tensor_parallel.split(model, place.required("tp"), plan, **parallel)
-    return RankPart(blocks, whole, trains, speaks_for, tied, stands, pipeline, attention, outline, depth)
+    return RankPart(blocks, whole, trains, speaks_for, tied, stands, pipeline, attention, outline, depths)
 
 
 def _kept(own: range, most: int | None, blocks: int) -> range:
