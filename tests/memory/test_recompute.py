@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, ResNetC
 
 from drivetrain.errors import UserError
 from drivetrain.measure.flops import FlopCount
-from drivetrain.memory.recompute import _policy, apply_recompute, repeated_blocks
+from drivetrain.memory.recompute import _policy, apply_recompute, beside_selective, repeated_blocks
 
 
 def block() -> nn.Module:
@@ -126,3 +126,36 @@ def test_blocks_that_recompute_are_compiled_once_and_for_all(selective: bool) ->
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient)
     assert len(graphs) == 2  # the first block's input asks for no gradient
+
+
+class Gathered(nn.Module):
+    """A block whose weight an engine joins from two parts before each pass, and once more where it is told to."""
+
+    def __init__(self, gather: Any) -> None:
+        super().__init__()
+        self.parts = nn.Parameter(torch.randn(2, 8, 16))
+        self.gather, self.passes = gather, 0
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        for _ in range(self.passes):
+            self.gather(self.parts.detach())
+        left, right = (hidden @ torch.cat(tuple(self.parts))).chunk(2, dim=-1)
+        return torch.cat((right, left), dim=-1)
+
+
+def test_selective_recompute_does_not_see_what_an_engine_does_among_a_blocks_operations() -> None:
+    def gather(parts: torch.Tensor) -> torch.Tensor:
+        return torch.cat(tuple(parts))
+
+    def gradient(do: Any, selective: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Gathered(do) for _ in range(2)))
+        if selective:
+            apply_recompute(nn.Sequential(model), selective=True, blocks=[*model])
+        model(torch.ones(3, 16)).square().sum().backward()
+        return torch.cat([p.grad for p in model.parameters() if p.grad is not None])
+
+    with pytest.raises(RuntimeError, match="not found in storage"):
+        gradient(gather, selective=True)
+    torch.testing.assert_close(gradient(beside_selective(gather), True), gradient(gather, False))

@@ -59,7 +59,8 @@ class Profile:
     @property
     def timeline(self) -> Timeline:
         """The planned memory over a step; empty where it cannot be traced."""
-        return NOTHING if self.planned is None or self.planned.costs is None else self.planned.costs.memory.timeline
+        costs = None if self.planned is None else self.planned.costs
+        return NOTHING if costs is None else costs.memory.timeline.thinned()
 
     def as_object(self) -> dict[str, Any]:
         """Returns the profile as `--json` prints it and profile.json holds it."""

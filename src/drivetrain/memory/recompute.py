@@ -11,13 +11,18 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode_temporarily
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from drivetrain.errors import problem
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 aten = torch.ops.aten
 KEPT = {  # what selective recompute does not compute twice
@@ -38,6 +43,7 @@ KEPT_BY_NAME = {
     "flash_attn._flash_attn_forward.default",
     "flash_attn._flash_attn_varlen_forward.default",
 }
+_selective = WeakSet[TorchDispatchMode]()  # modes that see the operations of blocks which recompute selectively
 
 
 def apply_recompute(model: nn.Module, selective: bool = False, blocks: Sequence[nn.Module] | None = None) -> int:
@@ -67,7 +73,24 @@ def _recomputed(forward: Callable[..., Any], how: dict[str, Any]) -> Callable[..
 
 
 def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(_policy)
+    contexts = create_selective_checkpoint_contexts(_policy)
+    _selective.update(contexts)
+    return contexts
+
+
+def beside_selective(do: Callable[P, T]) -> Callable[P, T]:
+    """Wraps a function that an engine calls among a block's operations, such as one that gathers a layer's weights.
+    Selective recompute does not see what it does: a second forward pass that gathers more than the first one would not
+    be the same pass."""
+
+    @functools.wraps(do)
+    def beside(*args: P.args, **kwargs: P.kwargs) -> T:
+        if _get_current_dispatch_mode() not in _selective:
+            return do(*args, **kwargs)
+        with _pop_mode_temporarily():
+            return do(*args, **kwargs)
+
+    return beside
 
 
 def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:  # noqa: ARG001  torch's signature

@@ -20,7 +20,7 @@ from torch import Tensor
 from drivetrain.measure.memory import TensorPeak
 from drivetrain.measure.observer import tensors_in
 from drivetrain.plan.step_costs import StepMemory
-from drivetrain.plan.timeline import PARTS, MemoryPart, Timeline
+from drivetrain.plan.timeline import MOST, PARTS, MemoryPart, Timeline
 
 OUTSIDE = "between"  # the phase of what happens outside of the engine's timed parts
 NO_STORAGE = -1  # of a moment at which nothing changes
@@ -153,4 +153,4 @@ def memory_of(timeline: Timeline) -> StepMemory:
     """Returns the peak of a step."""
     parts = timeline.parts_at(timeline.peak)
     peak = sum(parts.values())
-    return StepMemory(peak, peak, parts, timeline.thinned())
+    return StepMemory(peak, peak, parts, timeline.thinned(MOST))

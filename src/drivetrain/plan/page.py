@@ -61,4 +61,4 @@ def _model(plan: Plan) -> str:
 
 
 def _timeline(plan: Plan) -> Timeline:
-    return NOTHING if plan.choice is None or plan.choice.costs is None else plan.choice.costs.memory.timeline
+    return NOTHING if plan.choice is None or plan.choice.costs is None else plan.choice.costs.memory.timeline.thinned()

@@ -12,7 +12,7 @@ import numpy as np
 MemoryPart = Literal["parameters", "gradients", "optimizer", "activations", "buffers", "engine", "temporaries"]
 PARTS: tuple[MemoryPart, ...] = get_args(MemoryPart)
 ACTIVATIONS, TEMPORARIES = PARTS.index("activations"), PARTS.index("temporaries")
-POINTS = 240  # of a thinned timeline
+POINTS, MOST = 240, 4000  # moments of a timeline that is shown, and of one that others are derived from
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +60,14 @@ class Timeline:
             start = end
         return found
 
-    def thinned(self) -> Timeline:
-        """Returns POINTS moments at the most, or one of each stretch of a phase: each stretch in equally many parts, of
-        each part the highest moment. So two steps of the same stretches have moments that belong together, however many
-        each had; a part that would be shorter than a moment has that one."""
-        if len(self.phases) <= POINTS:
+    def thinned(self, points: int = POINTS) -> Timeline:
+        """Returns so many moments at the most, or one of each stretch of a phase: each stretch in equally many parts,
+        of each part the highest moment. So two steps of the same stretches have moments that belong together, however
+        many each had; a part that would be shorter than a moment has that one."""
+        if len(self.phases) <= points:
             return self
         stretches = self.stretches()
-        each = max(1, POINTS // len(stretches))
+        each = max(1, points // len(stretches))
         return self._highest([part for stretch in stretches for part in _parts(*stretch, each)])
 
     def highest_of_stretches(self) -> Timeline:

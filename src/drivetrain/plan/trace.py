@@ -185,7 +185,7 @@ class Record:
         with self._host, self.memory:
             self._host.track(engine.tensors())
             _note_held(self.memory, engine, batches)
-            _step(engine, stand_ins if in_flight else stand_ins[:2], self.memory)
+            _step(engine, stand_ins[:2], self.memory)
             if stand_ins is not batches:
                 share = sum(map(_size, batches)) / _size(stand_ins[0]) - (STAND_INS - 1)
                 with self._fewer:

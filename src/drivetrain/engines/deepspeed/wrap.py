@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from drivetrain.errors import problem
+from drivetrain.memory.recompute import beside_selective
 from drivetrain.optim.optimizers import plainly
 
 
@@ -34,6 +35,9 @@ def wrap_deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer | None, js
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=json, dist_init_required=False)
     except (ValueError, AssertionError) as error:  # pydantic's among them: values that only DeepSpeed checks
         raise problem("engine.config", f"DeepSpeed refuses it: {error}", "correct the key that it names") from error
+    shards = getattr(engine.optimizer, "parameter_offload", None)  # at stage 3, with an optimizer
+    for name in ("pre_sub_module_forward_function", "post_sub_module_forward_function") if shards is not None else ():
+        setattr(shards, name, beside_selective(getattr(shards, name)))
     return engine
 
 
