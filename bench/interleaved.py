@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drivetrain.compare.busy import busy_seconds, own_seconds
+from drivetrain.measure.other_programs import busy_seconds, own_seconds
 
 BENCH = Path(__file__).resolve().parent
 LIMIT_CORES = 0.05  # more foreign processor time than this share of a core disturbs a measurement

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from planned_page import DISTURBED
 
-from drivetrain.compare.busy import busy_seconds, own_seconds
+from drivetrain.measure.other_programs import busy_seconds, own_seconds
 from drivetrain.config import rules
 from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig

@@ -51,6 +51,15 @@ def test_a_log_has_a_line_for_each_start_and_end_of_a_cell_and_none_for_a_glance
     ]
 
 
+@pytest.mark.parametrize("terminal", [False, True], ids=["log", "terminal"])
+def test_a_field_that_an_override_replaces_is_noted_once_before_the_cells(matrix: Matrix, terminal: bool) -> None:
+    text = seen(matrix_of("precision=fp32,tf32", "loop.epochs=2"), terminal)
+    note = "note loop.epochs was given: it takes the place of the run file's loop.steps (1)"
+    assert note in text.splitlines()[0]
+    assert text.count(note) == 1
+    assert "takes the place of" not in seen(matrix, terminal)
+
+
 def test_a_terminal_shows_how_the_running_cell_does(matrix: Matrix) -> None:
     text = seen(matrix, terminal=True)
     assert "12 s  resident 3 MiB  processor 50%" in text

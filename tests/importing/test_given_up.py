@@ -36,7 +36,10 @@ XTUNER = "train_cfg = dict(max_iters=4)\n"
         (SFT + "image_max_pixels: 262144\n", ".yaml", "image_max_pixels"),
         (SFT + "video_fps: 2.0\n", ".yaml", "video_fps"),
         (SFT + "freeze_vision_tower: false\n", ".yaml", "freeze_vision_tower"),
-        *((SFT.replace("qwen", name), ".yaml", "template") for name in ("qwen2_vl", "llava_next_video", "minicpm_v")),
+        *(
+            (SFT.replace("qwen", name), ".yaml", "template")
+            for name in ("qwen2_vl", "llava_next_video", "minicpm_v", "mistral_small")
+        ),
         (XTUNER + "model = dict(visual_encoder=dict(type='CLIP'))", ".py", "model.visual_encoder.type"),
         (SFT.replace("sft", "grpo"), ".yaml", "stage"),
         (SFT.replace("sft", "dpo") + "ref_model_adapters: c/d\n", ".yaml", "ref_model_adapters"),

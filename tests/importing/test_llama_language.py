@@ -83,6 +83,9 @@ def test_losses_of_fine_tuning_are_off_elsewhere(tmp_path: Path) -> None:
         ("group_by_length: true\n", "data", {"group_by_length": True}),
         ("template: chatml\n", "data", {"template": "chatml"}),
         ("template: qwen\ndefault_system: Be kind.\n", "data", {"system": "Be kind."}),
+        ("template: gemma3\n", "data", {"template": None, "system": None}),
+        ("template: llama4\n", "data", {"template": None, "system": None}),
+        ("template: mistral_small\ndefault_system: Be kind.\n", "data", {"template": None, "system": "Be kind."}),
         (
             "template: qwen\n",
             "data",
@@ -142,6 +145,18 @@ def test_texts_are_windows_of_all_of_them_and_not_streamed(tmp_path: Path) -> No
     [
         ("template: default\n", "template", "refused", "default: the tokenizer's own is taken"),
         ("template: llama3\n", "template", "changed", "give the tokenizer of a model that llama3 is made for"),
+        *(
+            (f"template: {name}\n", "template", "changed", f"Of texts it makes what {name} makes; pictures, which")
+            for name in ("gemma3", "gemma3n", "llama4")
+        ),
+        (
+            "template: mistral_small\ndefault_system: Be kind.\n",
+            "template",
+            "changed",
+            "give the tokenizer of a model that mistral_small is made for",
+        ),
+        ("template: mistral_small\ndefault_system: ''\n", "template", "refused", "one with the day's date"),
+        ("template: mistral_small\n", "template", "refused", "one with the day's date; give default_system"),
         ("template: alpaca\n", "template", "changed", "the end of a reply is not trained"),
         ("cutoff_len: 9\n", "cutoff_len", "changed", "share the cut"),
         ("packing: true\n", "packing", "changed", "counts packs of cutoff_len tokens"),

@@ -12,16 +12,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed import ReduceOp, all_reduce, get_rank
+from torch.distributed import all_reduce, get_rank, get_world_size
 
 from drivetrain.data.loading_speed import picture_seconds
 from drivetrain.errors import UserError
+from drivetrain.measure import other_programs
 from drivetrain.measure.flops import FlopCount
-from drivetrain.plan import calibrate_collectives, calibrate_device
+from drivetrain.plan import calibrate, calibrate_collectives, calibrate_device
 from drivetrain.plan import collectives as collectives_of
 from drivetrain.plan.calibrate import measured_dtypes
 from drivetrain.plan.calibrate_collectives import measured_collectives
 from drivetrain.plan.calibrate_device import measured_speeds
+from drivetrain.plan.calibrate_repeats import DISTURBED, EXTRA_SECONDS, TRIES, Reading, Repeats
 from drivetrain.plan.calibration import Calibration, Curve, DeviceSpeeds, keep, kept, kept_at, seconds_of, usual
 from drivetrain.plan.catalogue import catalogue
 from drivetrain.plan.machines import cluster, this_machine
@@ -85,24 +87,39 @@ def test_times_that_other_programs_made_longer_do_not_count() -> None:
     assert usual([1.0, 1.1, 1.05, 9.0, 8.0, 7.0, 1.2, 30.0]) < 1.2
 
 
+def idle() -> Reading:
+    """A machine without other programs."""
+    return Reading(time.perf_counter(), 0.0, 0.0)
+
+
+def alone() -> Repeats:
+    return Repeats(lambda number: [number], idle)
+
+
+def everyone(number: float) -> list[float]:
+    found = torch.zeros(get_world_size(), dtype=torch.float64)
+    found[get_rank()] = number
+    all_reduce(found)
+    return found.tolist()
+
+
 def collectives() -> dict[str, Curve]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(calibrate_collectives, "BYTES", (1024, 1 << 20))
-        return measured_collectives(torch.device("cpu"))
+        patched.setattr(calibrate_collectives, "SECONDS_A_POINT", 0.0)
+        return measured_collectives(torch.device("cpu"), Repeats(everyone, idle))
 
 
 def points_where_the_first_rank_is_slow() -> int:
-    def largest(seconds: float) -> float:
-        found = torch.tensor(1.0 if seconds and get_rank() == 0 else seconds, dtype=torch.float64)
-        all_reduce(found, ReduceOp.MAX)
-        return found.item()
+    def first_is_slow(seconds: float) -> list[float]:
+        return everyone(1.0 if seconds and get_rank() == 0 else seconds)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(calibrate_device, "SECONDS_A_POINT", 0.0)
         patched.setattr(calibrate_device, "MATMUL_SIZES", (16, 32, 64))
         for name in ("LENGTHS", "CONVOLUTIONS", "ELEMENTS"):
             patched.setattr(calibrate_device, name, getattr(calibrate_device, name)[:1])
-        return len(measured_speeds(torch.device("cpu"), ["float32"], largest).matmul["float32"])
+        return len(measured_speeds(torch.device("cpu"), ["float32"], Repeats(first_is_slow, idle)).matmul["float32"])
 
 
 def test_processes_that_measure_together_stop_at_the_same_size(ranks: Callable[[int], RankPool]) -> None:
@@ -116,7 +133,7 @@ def test_two_processes_measure_each_collective(ranks: Callable[[int], RankPool])
 
 
 def test_sizes_of_products_are_the_flops_that_pytorch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def counted(_: object, code: Callable[[], object]) -> float:
+    def counted(_: object, code: Callable[[], object], __: float = 0.0) -> float:
         with FlopCount() as seen:
             code()
         return float(seen.total)
@@ -126,7 +143,7 @@ def test_sizes_of_products_are_the_flops_that_pytorch_counts(monkeypatch: pytest
     monkeypatch.setattr(calibrate_device, "MATMUL_SIZES", (16, 64))
     for name in ("LENGTHS", "CONVOLUTIONS", "ELEMENTS"):
         monkeypatch.setattr(calibrate_device, name, getattr(calibrate_device, name)[:1])
-    found = measured_speeds(torch.device("cpu"), ["float32"], lambda seconds: seconds)
+    found = measured_speeds(torch.device("cpu"), ["float32"], alone())
     for curves in (found.matmul, found.attention, found.convolution):
         for size, flops in curves["float32"]:
             assert size == pytest.approx(flops)
@@ -134,7 +151,7 @@ def test_sizes_of_products_are_the_flops_that_pytorch_counts(monkeypatch: pytest
 
 def test_a_call_is_timed_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate_device, "SECONDS_A_POINT", 0.0)
-    clock = calibrate_device._Clock(torch.device("cpu"), lambda seconds: seconds)
+    clock = calibrate_device._Clock(torch.device("cpu"), alone())
     assert 0.02 <= clock.seconds(lambda: time.sleep(0.02)) < 2
 
 
@@ -203,8 +220,90 @@ def test_tf32_is_measured_by_itself_with_both_switches(monkeypatch: pytest.Monke
         monkeypatch.setattr(calibrate_device, name, lambda _: ((1.0, 1.0),))
     monkeypatch.setattr(calibrate_device, "_call_seconds", lambda _: 1.0)
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    found = measured_speeds(torch.device("cpu"), ["float32", "tfloat32"], lambda seconds: seconds)
+    found = measured_speeds(torch.device("cpu"), ["float32", "tfloat32"], alone())
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
     assert set(found.convolution) == {"float32", "tfloat32"}
     exact, rounded = (torch.float32, "highest", False), (torch.float32, "high", True)
     assert [*seen.values()] == [exact, rounded] * 3
+
+
+class Machine:
+    """Invented readings of two processes that measure at once, each a core busy, beside other programs."""
+
+    def __init__(self, foreign_cores: list[float], seconds: float = 0.01) -> None:
+        self._foreign, self._seconds = iter(foreign_cores), seconds
+        self._now = Reading(0.0, 0.0, 0.0)
+        self.tries = 0
+
+    def measured(self) -> float:
+        """A call takes 15 us, or what other programs make of it."""
+        self.tries += 1
+        foreign, took = next(self._foreign), self._seconds
+        clock, busy, own = self._now
+        self._now = Reading(clock + took, busy + (2 + foreign) * took, own + took)
+        return 15e-6 if foreign < DISTURBED else 3.6e-3 / self.tries
+
+    def repeats(self) -> Repeats:
+        return Repeats(lambda number: [number, number], lambda: self._now)
+
+
+def test_a_figure_that_other_programs_disturbed_is_measured_again() -> None:
+    machine = Machine([1.0, 0.8, 0.01, 1.0])
+    assert machine.repeats().shortest(machine.measured) == 15e-6
+    assert machine.tries == 3
+
+
+def test_a_figure_that_nothing_disturbed_is_measured_once() -> None:
+    machine = Machine([0.05])
+    assert machine.repeats().shortest(machine.measured) == 15e-6
+    assert machine.tries == 1
+
+
+def test_of_figures_that_were_all_disturbed_the_shortest_counts() -> None:
+    machine = Machine([1.0] * 99)
+    assert machine.repeats().shortest(machine.measured) == 3.6e-3 / TRIES
+
+
+def test_further_tries_end_where_they_would_take_too_long() -> None:
+    machine = Machine([1.0] * 99, seconds=0.4 * EXTRA_SECONDS)
+    machine.repeats().shortest(machine.measured)
+    assert machine.tries == 3, "two further ones, since three would take longer than they may"
+    machine.repeats().shortest(machine.measured, 0.3 * EXTRA_SECONDS)
+    assert machine.tries == 3 + 1
+
+
+@pytest.mark.parametrize(("foreign", "is_noted"), [(0.8, True), (0.05, False), (None, False)])
+def test_what_other_programs_took_meanwhile_is_noted(
+    foreign: float | None,
+    is_noted: bool,
+    calibration: Calibration,
+    drivetrain: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = calibration.model_copy(update={"foreign_cores": foreign})
+    monkeypatch.setattr(calibrate, "calibrated", lambda *_: made)
+    for words in (["calibrate"], ["calibrate", "--show"]):
+        code, _, errors = drivetrain(*words)
+        assert code == 0
+        assert ("other programs used 0.8 cores while this was measured" in errors) == is_noted
+        assert ("note" in errors) == is_noted
+
+
+def test_a_calibration_states_what_other_programs_took_from_its_start_to_its_end(
+    calibration: Calibration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = {"clock": 0.0, "busy": 100.0, "own": 7.0}
+
+    def in_processes(*_: object) -> calibrate.Found:
+        for name, passed in (("clock", 10.0), ("busy", 18.0), ("own", 10.0)):
+            readings[name] += passed
+        return calibration.alone, {}
+
+    monkeypatch.setattr(other_programs.time, "perf_counter", lambda: readings["clock"])
+    monkeypatch.setattr(other_programs, "busy_seconds", lambda: readings["busy"])
+    monkeypatch.setattr(other_programs, "own_seconds", lambda: readings["own"])
+    monkeypatch.setattr(calibrate, "_in_processes", in_processes)
+    monkeypatch.setattr(calibrate, "picture_seconds", lambda: 1.0)
+    monkeypatch.setattr(calibrate, "_disk_write_bytes", lambda _: 1.0)
+    monkeypatch.setattr(calibrate, "Repeats", lambda _: alone())
+    assert calibrate.calibrated(detect(), lambda _: None).foreign_cores == pytest.approx(0.8)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from drivetrain.plan.calibration import Calibration, Curve
 
 errors = Console(stderr=True, highlight=False)
-BUSY = 0.2  # of the processor used by other programs, from which figures are called disturbed
 
 
 def calibrate(
@@ -32,9 +31,9 @@ def calibrate(
         if found is None:
             raise problem("--show", "this machine was not calibrated yet", "run drivetrain calibrate")
     else:
-        _warn_if_busy()
         found = calibrated(machine, lambda line: errors.print(f"[dim]measuring {escape(line)}[/]", soft_wrap=True))
         keep(found, kept_at(machine))
+    _note_others(found)
     if as_json:
         typer.echo(found.model_dump_json(indent=1))
         return
@@ -43,12 +42,15 @@ def calibrate(
     errors.print(f"{verb} in {escape(str(kept_at(machine)))}, for drivetrain plan", soft_wrap=True)
 
 
-def _warn_if_busy() -> None:
-    import psutil
+def _note_others(found: Calibration) -> None:
+    from drivetrain.plan.calibrate_repeats import DISTURBED
 
-    used = psutil.cpu_percent(interval=1) / 100
-    if used > BUSY:
-        line = f"other programs use {used:.0%} of the processor: the machine will seem slower than it is"
+    cores = found.foreign_cores
+    if cores is not None and cores > DISTURBED:
+        line = (
+            f"other programs used {cores:.1f} cores while this was measured: the machine may seem slower than it is, "
+            "and plans with it; calibrate again when they rest"
+        )
         errors.print(f"[yellow]note[/] {line}", soft_wrap=True)
 
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from drivetrain.cli.arguments import example, here, path_argument, path_option, run_file_here
-from drivetrain.cli.console import errors, wide
+from drivetrain.cli.console import errors, print_notices, wide
 from drivetrain.cli.console import output as screen
 from drivetrain.runtime.strict_json import dumps
 
@@ -101,9 +101,11 @@ def convert(
     if output is not None or dtype is not None or merge:
         raise typer.BadParameter("--run takes --from, --step, --weights-only and overrides")
     from drivetrain.checkpoint.convert.from_others import convert_from
+    from drivetrain.config.load import replaced
 
     assert run is not None
     found, made, notes = convert_from(path, from_, run, overrides or [], step, weights_only, trust)
+    print_notices(replaced(run, overrides or []))
     show_notes(notes)
     go_on = " ".join(["drivetrain train", str(run), *(overrides or []), "--resume"])
     errors.print(f"{found} in {escape(str(made))}; go on with {escape(go_on)}", soft_wrap=True)

@@ -24,14 +24,15 @@ def data(
     marked."""
     from drivetrain.cli.data_examination import Wanted, examine, show_verified
     from drivetrain.cli.data_report import show
+    from drivetrain.config.load import replaced
     from drivetrain.data.remote_sources import fetched
     from drivetrain.launch.prepare import checked
 
-    ready = checked(
-        run_file_here(run_file), overrides or [], trust=trust, model_files=False
-    )  # the report says what train refuses
+    file = run_file_here(run_file)
+    ready = checked(file, overrides or [], trust=trust, model_files=False)  # the report says what train refuses
     if not ready.is_first:
         return
+    print_notices(replaced(file, overrides or []))
     run = fetched(ready.run)
     if verify:
         raise typer.Exit(show_verified(run, output, as_json))

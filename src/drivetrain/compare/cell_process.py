@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from drivetrain.compare.busy import OtherPrograms
 from drivetrain.compare.outcome import Outcome
+from drivetrain.measure.other_programs import OtherPrograms
 
 LOG = "log.txt"
 POLL_SECONDS = 0.5  # looking costs some milliseconds: less than a hundredth of the cell's time

@@ -34,6 +34,8 @@ class MatrixView:
         self._live: Live | None = None
 
     def __enter__(self) -> MatrixView:
+        for note in self._matrix.notes:
+            self._console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
         if self._console.is_terminal:
             self._live = Live(self._drawn(), console=self._console, auto_refresh=False, transient=True)
             self._live.start()

@@ -14,7 +14,7 @@ from drivetrain.checkpoint.directory import MANIFEST
 from drivetrain.compare.outcome import Outcome
 from drivetrain.config import rules
 from drivetrain.config.axes import Axis, Choice, choices
-from drivetrain.config.load import load
+from drivetrain.config.load import load, replaced
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, problem
@@ -57,6 +57,7 @@ class Matrix:
         Cell, ...
     ]  # all choices with the first seed, then with the next: a drift of the machine hits all alike
     num_seeds: int
+    notes: tuple[str, ...] = ()  # on how overrides were read
 
 
 def build_matrix(
@@ -87,7 +88,8 @@ def build_matrix(
         for choice in chosen
     ]
     name = next((cell.run.name for cell in cells if cell.run is not None), run_file.stem)
-    return Matrix(name, job, tuple(axes), tuple(cells), num_seeds)
+    notes = dict.fromkeys(note for choice in chosen for note in replaced(run_file, choice.overrides))
+    return Matrix(name, job, tuple(axes), tuple(cells), num_seeds, tuple(notes))
 
 
 def _check_weights(verb: Verb, given: str) -> None:

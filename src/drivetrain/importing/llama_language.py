@@ -113,6 +113,8 @@ SHIPPED = {"alpaca": "alpaca", "vicuna": "vicuna", "chatml": "chatml", "chatml_d
 BARE = ("default", "empty", "fewshot")  # no tokenizer has these
 # of models of pictures, video or sound: qwen2_vl, llava_next, minicpm_v, qwen2_audio, qwen3_omni, glm4v, ...
 OF_MEDIA = re.compile(r"(.*_)?(vl|v|o|llava|vision|video|audio|omni)(_.*)?|mllama|paligemma.*|pixtral|glm4(_5)?v.*")
+OF_BOTH = ("gemma3", "gemma3n", "llama4")  # of models of texts and pictures, and without a system message
+DATED = "mistral_small"  # has no system message, where its tokenizers' templates have one with the day's date
 SYSTEMS = {  # of conversations that have none
     "alpaca": "Below is an instruction that describes a task. "
     "Write a response that appropriately completes the request.",
@@ -148,17 +150,28 @@ def _template(given: KeyReader) -> None:
             f"no models of images, video or sound, as those of {name} are, are trained here yet",
             alters=True,
         )
-    else:
+    elif name == DATED and not given.word("default_system"):
         why = (
-            f"the tokenizer's own template is used; give the tokenizer of a model that {name} is made for. "
-            + (f"{name}'s own system message is in {DATA}.system" if known else "")
-            + ("" if known else f"If {name} has a system message of its own in LLaMA-Factory, give it as {DATA}.system")
+            f"a conversation without a system message gets none from {name}, and from the templates of Mistral Small's "
+            f"tokenizers one with the day's date; give default_system, or a Jinja file as {DATA}.template"
         )
-        given.note("template", "changed", why)
+        given.note("template", "refused", why, alters=True)
+    else:
+        own = f"the tokenizer's own template is used; give the tokenizer of a model that {name} is made for. "
+        given.note("template", "changed", own + _difference(name))
     if given.has("default_system"):
         given.set("default_system", f"{DATA}.system", str(given.take("default_system")) or None)
     elif known:
         given.found.translation.settings[f"{DATA}.system"] = SYSTEMS[name]
+
+
+def _difference(name: str) -> str:
+    """Returns how the template of this name differs from that of the tokenizers of its models."""
+    if name in SYSTEMS:
+        return f"{name}'s own system message is in {DATA}.system"
+    if name in OF_BOTH:
+        return f"Of texts it makes what {name} makes; pictures, which {name} takes too, are not trained on here"
+    return f"If {name} has a system message of its own in LLaMA-Factory, give it as {DATA}.system"
 
 
 # --- data ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Literal
 from drivetrain.config import rules
 from drivetrain.config.data_paths import MissingPath
 from drivetrain.config.files import path_exists
-from drivetrain.config.load import load
+from drivetrain.config.load import load, replaced
 from drivetrain.config.machine import Machine
 from drivetrain.config.packages import installed, needed, remedy
 from drivetrain.config.resolve import resolved
@@ -76,7 +76,7 @@ def checked_for_cluster(
     twice = replace(there, device_count=2 * there.device_count)
     is_open = run.processes is None and resolved(run, twice).devices != full.devices
     known = run if is_open else run.model_copy(update={"processes": full.devices // full.nodes})
-    return ClusterRun(known, given, [*_size(run, full, is_open), *missing])
+    return ClusterRun(known, given, [*_size(run, full, is_open), *replaced(run_file, given), *missing])
 
 
 def _relative(run: RunConfig, absent: Sequence[Path]) -> list[str]:

@@ -17,9 +17,11 @@ import torch.distributed as dist
 from drivetrain.config.machine import Machine
 from drivetrain.data.loading_speed import picture_seconds
 from drivetrain.errors import RunError
+from drivetrain.measure.other_programs import OtherPrograms
 from drivetrain.memory.allocator import keep_freed_blocks
 from drivetrain.plan.calibrate_collectives import measured_collectives
 from drivetrain.plan.calibrate_device import measured_speeds
+from drivetrain.plan.calibrate_repeats import Repeats
 from drivetrain.plan.calibration import Calibration, Curve, DeviceSpeeds, kept_at
 
 PAIR = 2
@@ -35,9 +37,10 @@ def calibrated(machine: Machine, report: Callable[[str], None]) -> Calibration:
 
     Raises RunError if a process that measures fails.
     """
-    start = time.perf_counter()
+    start, others = time.perf_counter(), OtherPrograms()
     report("pictures and disk")
-    pictures, disk = picture_seconds(), _disk_write_bytes(kept_at(machine).parent)
+    pictures = Repeats(lambda number: [number]).shortest(picture_seconds)
+    disk = _disk_write_bytes(kept_at(machine).parent)
     report("products, attention, convolutions, memory: one process")
     alone, _ = _in_processes(1, machine)
     together: DeviceSpeeds | None = None
@@ -53,6 +56,7 @@ def calibrated(machine: Machine, report: Callable[[str], None]) -> Calibration:
         torch=torch.__version__,
         made_at=time.strftime("%Y-%m-%dT%H:%M:%S"),
         took_seconds=time.perf_counter() - start,
+        foreign_cores=others.cores(),
         alone=alone,
         together=together,
         collectives=collectives,
@@ -133,10 +137,12 @@ def _measured(rank: int, world: int, device: str, threads: int, dtypes: list[str
         torch.cuda.set_device(on)
     backend = "gloo" if on.type == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=dist.FileStore(store, world), rank=rank, world_size=world)
-    return measured_speeds(on, dtypes, _largest), measured_collectives(on) if world > 1 else {}
+    repeats = Repeats(_everyone)
+    return measured_speeds(on, dtypes, repeats), measured_collectives(on, repeats) if world > 1 else {}
 
 
-def _largest(number: float) -> float:
-    found = torch.tensor(number, dtype=torch.float64)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return found.item()
+def _everyone(number: float) -> list[float]:
+    found = torch.zeros(dist.get_world_size(), dtype=torch.float64)
+    found[dist.get_rank()] = number
+    dist.all_reduce(found)
+    return found.tolist()

@@ -9,38 +9,43 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from drivetrain.plan.calibrate_device import SECONDS_A_POINT
+from drivetrain.plan.calibrate_repeats import Repeats
 from drivetrain.plan.calibration import Curve, usual
 
 BYTES = tuple(4**power for power in range(5, 13))  # 1 KiB to 16 MiB
 GPU_BYTES = tuple(4**power for power in range(7, 15))
-REPETITIONS = 7
+REPETITIONS, MOST_REPETITIONS = 7, 200  # as many as fit into SECONDS_A_POINT: the kernel counts other programs in 10 ms
 
 # torch 2.13 has new names for them, and warns at the old ones
 _gather: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter: Callable[..., object] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def measured_collectives(device: torch.device) -> dict[str, Curve]:
+def measured_collectives(device: torch.device, repeats: Repeats) -> dict[str, Curve]:
     """Returns the seconds of each collective by its bytes: those of the whole tensor that is reduced, or that results,
     as `Messages` counts them (plan/step_costs.py)."""
+    sizes = GPU_BYTES if device.type == "cuda" else BYTES
     return {
-        name: tuple((size, _seconds(make, size, device)) for size in (GPU_BYTES if device.type == "cuda" else BYTES))
+        name: tuple((size, _seconds(make(torch.zeros(size // 4, device=device)), device, repeats)) for size in sizes)
         for name, make in _COLLECTIVES.items()
     }
 
 
-def _seconds(make: Callable[[Tensor], Callable[[], object]], size: int, device: torch.device) -> float:
-    call = make(torch.zeros(size // 4, device=device))
+def _seconds(call: Callable[[], object], device: torch.device, repeats: Repeats) -> float:
     call()
-    took = []
-    for _ in range(REPETITIONS):
-        dist.barrier()
-        start = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        took.append(time.perf_counter() - start)
-    return usual(took)
+    longest = repeats.largest(_once(call, device))
+    number = min(MOST_REPETITIONS, max(REPETITIONS, int(SECONDS_A_POINT / longest)))
+    return repeats.shortest(lambda: usual([_once(call, device) for _ in range(number)]))
+
+
+def _once(call: Callable[[], object], device: torch.device) -> float:
+    dist.barrier()
+    start = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
 
 
 def _all_reduce(whole: Tensor) -> Callable[[], object]:

@@ -18,10 +18,12 @@ from torch.nn import functional as F
 from drivetrain.measure.observer import Observer
 from drivetrain.numerics.torch_precision import dtype as torch_dtype
 from drivetrain.plan.calibrate_memory import measured_libraries
+from drivetrain.plan.calibrate_repeats import EXTRA_SECONDS, Repeats
 from drivetrain.plan.calibration import Curve, DeviceSpeeds, usual
 
 SECONDS_A_POINT = 0.12  # measured for so long, and
 LEAST_CALLS = 5  # at least so often
+CALL_EXTRA_SECONDS = 6.0  # of tries of the start of an operation, by which a plan multiplies each one's number
 SLOW = 0.5  # seconds of one call, after which no larger one is tried
 MATMUL_SIZES = (32, 64, 128, 256, 512, 1024, 2048)
 GPU_MATMUL_SIZES = (256, 1024, 2048, 4096, 8192)
@@ -33,17 +35,14 @@ GPU_CONVOLUTIONS = ((16, 8), (64, 16), (64, 56), (128, 28), (256, 14), (256, 56)
 ELEMENTS = tuple(4**power for power in range(5, 13))  # 1 Ki to 16 Mi
 GPU_ELEMENTS = tuple(4**power for power in range(7, 14))
 
-Largest = Callable[[float], float]
 
-
-def measured_speeds(device: torch.device, dtypes: Sequence[str], largest: Largest) -> DeviceSpeeds:
+def measured_speeds(device: torch.device, dtypes: Sequence[str], repeats: Repeats) -> DeviceSpeeds:
     """Returns the speeds of a device. dtypes: of products, by torch's names, and tfloat32 for float32 whose products
     the device rounds on the way in; those of float32 are not rounded.
 
-    largest: returns the largest of a number that each of the processes passes which measure at the same time, and so
-    waits for them all.
+    repeats: of the processes that measure at the same time.
     """
-    clock = _Clock(device, largest)
+    clock = _Clock(device, repeats)
     libraries = measured_libraries() if device.type == "cpu" else {}  # before they are used for anything else
     return DeviceSpeeds(
         libraries=libraries,
@@ -81,17 +80,19 @@ def _rounding(tf32: bool) -> Iterator[None]:
 class _Clock:
     """Times calls on a device."""
 
-    def __init__(self, device: torch.device, largest: Largest) -> None:
-        self.device, self._largest = device, largest
+    def __init__(self, device: torch.device, repeats: Repeats) -> None:
+        self.device, self._repeats = device, repeats
 
     @property
     def is_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    def seconds(self, call: Callable[[], object]) -> float:
+    def seconds(self, call: Callable[[], object], extra_seconds: float = EXTRA_SECONDS) -> float:
         """Returns the seconds of a call, measured over some that follow each other as in a step."""
         call()
-        self._largest(0.0)
+        return self._repeats.shortest(lambda: self._usual(call), extra_seconds)
+
+    def _usual(self, call: Callable[[], object]) -> float:
         took = [self._once(call)]
         while len(took) < LEAST_CALLS or sum(took) < SECONDS_A_POINT:
             took.append(self._once(call))
@@ -105,7 +106,7 @@ class _Clock:
         for size, code, calls in cases:
             seconds = self.seconds(code)
             points.append((size, seconds / calls))
-            if self._largest(seconds) > SLOW:
+            if self._repeats.largest(seconds) > SLOW:
                 break
         return tuple(sorted(points))
 
@@ -240,4 +241,4 @@ def _call_seconds(clock: _Clock) -> float:
         model.zero_grad(set_to_none=True)  # else each gradient is added to the last, which was not counted
         model(x).sum().backward()
 
-    return clock.seconds(passes) / seen.count
+    return clock.seconds(passes, CALL_EXTRA_SECONDS) / seen.count

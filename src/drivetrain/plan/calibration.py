@@ -42,6 +42,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     torch: str = doc("Version of torch")
     made_at: str = doc("Date and time, ISO 8601")
     took_seconds: float = doc("Time that measuring took", gt=0)
+    foreign_cores: float | None = doc("Cores that other programs used meanwhile; null if it was not measured", None)
     alone: DeviceSpeeds = doc("Speeds of one process, which has all cores")
     together: DeviceSpeeds | None = doc("Speeds of each of two processes at once, which share the cores", None)
     collectives: dict[str, Curve] = doc("Seconds of a collective between two processes, by bytes", {})

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from drivetrain.config.axes import choices, read_axes
-from drivetrain.config.load import AUTO, OPEN, left_to_the_plan, load, resolve_key
+from drivetrain.config.load import AUTO, OPEN, left_to_the_plan, load, replaced, resolve_key
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.rules import judged_anywhere, precision_gap
@@ -51,7 +51,10 @@ def planned(
     except UserError as error:  # what is wrong with the run shows without a machine
         raise UserError([*_problems_anywhere(run_file, arguments), *error.problems]) from None
     with tracing_processes() as processes:
-        return _planned(run_file, arguments, Traced(there, processes, say), price, trust)
+        found = _planned(run_file, arguments, Traced(there, processes, say), price, trust)
+    fixed, axes = read_axes(arguments)
+    replacing = dict.fromkeys(note for each in choices(fixed, axes) for note in replaced(run_file, each.overrides))
+    return replace(found, notes=(*replacing, *found.notes))
 
 
 def _problems_anywhere(run_file: Path, arguments: Sequence[str]) -> list[Problem]:

@@ -146,8 +146,10 @@ def test_what_is_carried_is_exact_and_what_is_left_is_reported(
     folder, _ = accelerated
     (folder / "scheduler.bin").write_bytes(b"")
     output = f"output={tmp_path / 'ours'}"
-    code, out, _ = drivetrain("checkpoint", "convert", str(folder), "--run", str(run_file), output, "lr=0.5")
+    given = (output, "lr=0.5", "loop.epochs=2")
+    code, out, errors = drivetrain("checkpoint", "convert", str(folder), "--run", str(run_file), *given)
     assert code == 0
+    assert "note loop.epochs was given: it takes the place of the run file's loop.steps (" in errors
     lines = dict(line.split("\t")[1::-1] for line in out.splitlines())
     assert lines == {
         "weights": "carried",

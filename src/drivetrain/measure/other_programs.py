@@ -1,5 +1,5 @@
-"""Measures how much processor time other programs take while a cell runs: one busy thread can slow a run that computes
-on all cores several times over."""
+"""Measures how much processor time other programs take meanwhile: one busy thread can slow a run that computes on all
+cores several times over."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ class OtherPrograms:
     def share(self) -> float:
         """Returns their share of the machine's processor time, stolen time included. Call it once the children that
         count as own work have been waited for."""
+        return min(1.0, self.cores() / (psutil.cpu_count() or 1))
+
+    def cores(self) -> float:
+        """Returns how many cores they took on average; call it as `share`."""
         elapsed = time.perf_counter() - self._start
         foreign = (busy_seconds() - self._busy) - (own_seconds() - self._own)
-        return min(1.0, max(0.0, foreign / elapsed / (psutil.cpu_count() or 1)))
+        return max(0.0, foreign / elapsed)
 
 
 def busy_seconds() -> float:
