@@ -230,10 +230,21 @@ def cells(found: dict[str, Any]) -> list[str]:
     own, best = outcome(found)
     ways = [found["choice"], *found["others"]]
     quickest = next((each["engine"] for each in ways if each["measured"].get("seconds") == best), "-")
-    words = " ".join(each for each in found["choice"]["words"] if not each.startswith("memory_limit"))
+    larger = LARGER.get((found["recipe"], found["limit"]), [])
+    chosen = [each for each in found["choice"]["words"] if each not in larger and not each.startswith("memory_limit")]
+    words = " ".join(chosen)
     ratio = "-" if own is None or best is None else f"{own / best:.2f}"
     verdict = "right" if is_right(found) else "wrong"
-    return [*name(found), found["machine"], f"`{words}`", milliseconds(own), quickest, milliseconds(best), ratio, verdict]
+    return [
+        *name(found),
+        found["machine"],
+        f"`{words}`",
+        milliseconds(own),
+        quickest,
+        milliseconds(best),
+        ratio,
+        verdict,
+    ]
 
 
 def all_of(found: dict[str, Any]) -> str:
