@@ -111,16 +111,17 @@ class _OfOneRank:
     def _memory(self, cut: Cut, sample: float) -> StepMemory:
         """A step's samples are there from its beginning, and a pipeline has buffers for each micro-batch: a trace of
         one micro-batch more than are under way shows the bytes of both. sample: bytes of one."""
-        memories = {each: costs.memory for each, costs in self._traced.items()}
-        memories = {
-            each: memory for each, memory in memories.items() if self._depth(each) == self._depth(cut)
-        } or memories
+        alike = {each: costs for each, costs in self._traced.items() if self._depth(each) == self._depth(cut)}
+        memories = {each: costs.memory for each, costs in (alike or self._traced).items()}
         each = sample
-        for fewer, more in itertools.permutations(memories, 2):
-            if fewer.size == more.size and self._full <= fewer.count < more.count:
-                each = (memories[more].allocated - memories[fewer].allocated) / (more.samples - fewer.samples)
+        for one, two in itertools.permutations(memories, 2):
+            if one.size == two.size and self._full <= one.count < two.count:
+                each = (memories[two].allocated - memories[one].allocated) / (two.samples - one.samples)
         fewest = {known.size: memory for known, memory in sorted(memories.items(), key=lambda item: -item[0].count)}
-        return self._with_all_samples(cut, self._on_its_line(cut, fewest), each, sample)
+        memory, more = self._on_its_line(cut, fewest), max(0, cut.samples - self._depth(cut) * cut.size)
+        if 1 < cut.count == self._full - 1 and all(known.count > cut.count for known in memories):
+            memory, more = _without_a_micro_batch(memory), -cut.size
+        return self._with_samples(cut, memory, round(each * more), sample)
 
     @staticmethod
     def _on_its_line(cut: Cut, sizes: Mapping[int, StepMemory]) -> StepMemory:
@@ -130,9 +131,9 @@ class _OfOneRank:
         below, above = _around(cut.size, sorted(sizes))
         return between(sizes[below], sizes[above], (cut.size - below) / (above - below))
 
-    def _with_all_samples(self, cut: Cut, memory: StepMemory, each: float, sample: float) -> StepMemory:
-        """Adds what samples of micro-batches beyond those under way take. each: bytes for one. sample: its own."""
-        more = round(each * max(0, cut.samples - self._depth(cut) * cut.size))
+    @staticmethod
+    def _with_samples(cut: Cut, memory: StepMemory, more: int, sample: float) -> StepMemory:
+        """Adds the bytes of samples beyond those that were traced. sample: the bytes of one itself."""
         return StepMemory(
             allocated=memory.allocated + more,
             reserved=memory.reserved + more,
@@ -185,6 +186,18 @@ def _shared_by(cut: Cut) -> list[float]:
     """Returns what the work of a step is a sum of shares of: the step, micro-batches, samples, and samples for each one
     of their micro-batch."""
     return [1.0, cut.count, cut.samples, cut.samples * cut.size]
+
+
+def _without_a_micro_batch(memory: StepMemory) -> StepMemory:
+    """Returns the memory of a pipeline that has as many micro-batches as stages, from that of one more: no forward pass
+    comes after a backward pass on its first stage, and so none where there are gradients."""
+    timeline = memory.timeline.without_a_micro_batch()
+    if len(timeline.phases) == len(memory.timeline.phases):
+        return memory
+    parts = timeline.parts_at(timeline.peak)
+    allocated = sum(parts.values())
+    reserved = max(allocated, round(allocated * memory.reserved / max(1, memory.allocated)))
+    return replace(memory, allocated=allocated, reserved=reserved, parts=parts, timeline=timeline)
 
 
 def between(below: StepMemory, above: StepMemory, share: float) -> StepMemory:

@@ -82,6 +82,17 @@ class Timeline:
                 found[phase] = moment
         return self.at([*found.values()])
 
+    def without_a_micro_batch(self) -> Timeline:
+        """Returns a pipeline's timeline without the first forward pass that follows a backward pass, and without the
+        backward pass after it: that of as many micro-batches less one. The same moments where there is none."""
+        stretches = self.stretches()
+        names = [self.phases[start] for start, _ in stretches]
+        for place in range(1, len(names) - 1):
+            if names[place - 1 : place + 2] == ["backward", "forward", "backward"]:
+                kept = [*range(stretches[place][0]), *range(stretches[place + 1][1], len(self.phases))]
+                return self.at(kept)
+        return self
+
     def with_more(self, part: MemoryPart, size: int) -> Timeline:
         """Returns the same moments with so many bytes more of a part at each."""
         more = np.zeros(len(PARTS), dtype=np.int64)
