@@ -26,12 +26,12 @@ import torch
 import torch.distributed as dist
 from planned_page import DISTURBED
 
-from drivetrain.measure.other_programs import busy_seconds, own_seconds
 from drivetrain.config import rules
 from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.measure.memory import TensorPeak, peaks, reset_peaks
+from drivetrain.measure.other_programs import busy_seconds, own_seconds
 from drivetrain.memory.limit import limited
 from drivetrain.memory.shortage import give_back
 from drivetrain.numerics.torch_precision import arithmetic
