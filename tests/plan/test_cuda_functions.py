@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from drivetrain.plan.cuda_functions import ANSWERING, CAST, CudaFunctions
+from drivetrain.plan.cuda_functions import ANSWERING, CAST, CudaFunctions, on_cuda
 
 HALF, FULL = torch.bfloat16, torch.float32
 OPERATORS = {"__pow__", "__rpow__", "__rdiv__", "__rtruediv__"}  # of Python, which call pow and reciprocal
@@ -98,3 +99,27 @@ def test_attention_with_dropout_keeps_no_scores() -> None:
         assert kept_bytes(attention) < scores
         by_position = functional.scaled_dot_product_attention(query, key, value, None, 0.25, True)
     torch.testing.assert_close(by_position, functional.scaled_dot_product_attention(query, key, value, is_causal=True))
+
+
+@pytest.mark.parametrize("name", ["dropout", "layer norm"])
+def test_what_is_recomputed_in_the_backward_pass_is_what_the_forward_pass_kept(name: str) -> None:
+    block = nn.Sequential(nn.Linear(4, 4), {"dropout": nn.Dropout(0.5), "layer norm": nn.LayerNorm(4)}[name])
+    x = torch.randn(8, 4, requires_grad=True)
+    with on_cuda():
+        with torch.autocast("cpu", HALF):
+            loss = checkpoint(block, x, use_reentrant=False).sum()
+        loss.backward()  # torch raises CheckpointError where the two differ
+        assert x.grad is not None
+        (again,) = torch.autograd.grad(checkpoint(block, x, use_reentrant=False).sum(), x)
+        assert again.shape == x.shape
+    with torch.autocast("cpu", HALF):
+        assert functional.layer_norm(HALVES, (4,)).dtype == HALF, "the block has ended"
+    with pytest.raises(RuntimeError, match=r"different metadata|different number"):
+        unlike(block, x)
+
+
+def unlike(block: nn.Module, x: Tensor) -> None:
+    """Takes a forward pass as on a GPU, and the backward pass as on a CPU."""
+    with CudaFunctions(), torch.autocast("cpu", HALF):
+        loss = checkpoint(block, x, use_reentrant=False).sum()
+    loss.backward()

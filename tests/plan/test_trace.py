@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from drivetrain.config import engines as config
+from drivetrain.config.load import load
+from drivetrain.config.rules import judged
 from drivetrain.engines import traced_ddp
 from drivetrain.engines.autograd import AutogradEngine
 from drivetrain.plan import trace
@@ -19,7 +21,7 @@ from drivetrain.plan.deep_trace import Tracer
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.estimator import NotPlanned
 from drivetrain.plan.lines import totals
-from drivetrain.plan.machines import this_machine
+from drivetrain.plan.machines import cluster, this_machine
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.plan.trace import Untraceable, step_costs
 from drivetrain.runtime.hardware import detect
@@ -270,6 +272,21 @@ def asking(folder: Path) -> str:
     run = {"workload": {"type": "module", "path": str(folder / "model.py")}, "batch_size": 128, "loop": {"steps": 1}}
     (folder / "run.yaml").write_text(json.dumps(run))
     return str(folder / "run.yaml")
+
+
+GPT2 = "{model_type: gpt2, n_embd: 32, n_layer: 4, n_head: 2, n_positions: 64}"  # drops numbers out by default
+
+
+def test_recompute_of_a_model_with_dropout_is_planned_for_gpus(run_file: str) -> None:
+    estimator, parts = Traced(cluster("2xA100-80GB")), []
+    for recompute in ("true", "false"):
+        given = ["engine=zero2", "processes=2", "precision=fp16-master", f"recompute={recompute}"]
+        run, problems = load(Path(run_file), [f"workload.model.config={GPT2}", *given])
+        assert run is not None, problems
+        run, problems = judged(run, problems, estimator.host)
+        assert not problems
+        parts.append(estimator.costs(run).memory.parts["activations"])
+    assert parts[0] < 0.7 * parts[1]
 
 
 def test_a_model_that_asks_for_numbers_is_named(tmp_path: Path) -> None:

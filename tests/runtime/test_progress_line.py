@@ -6,20 +6,12 @@ import pytest
 
 from drivetrain.runtime import progress_line
 from drivetrain.runtime.progress_line import SAMPLES, ProgressLine
-
-
-class Clock:
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.clock import Clock, clock_of
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(progress_line, "time", found)
-    return found
+    return clock_of(progress_line, monkeypatch)
 
 
 def test_quick_work_shows_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,21 +6,13 @@ import pytest
 
 from drivetrain.runtime import status_line
 from drivetrain.runtime.status_line import StatusLine
-
-
-class Clock:
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.clock import Clock, clock_of
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(status_line, "time", found)
     monkeypatch.setattr(status_line, "LOOKED_EVERY", 1e6)  # tests look themselves
-    return found
+    return clock_of(status_line, monkeypatch)
 
 
 def test_off_a_terminal_a_line_comes_every_twenty_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,12 @@ with dropout keeps no scores on a GPU, while a CPU has no kernel for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, autograd
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
@@ -39,6 +40,27 @@ ANSWERING = frozenset({"prod", "softmax", "log_softmax", "cumprod", "cumsum", "s
     "linalg_vector_norm",
     "linalg_matrix_norm",
 }
+
+
+@contextmanager
+def on_cuda() -> Iterator[None]:
+    """While the block runs, functions are those of a CUDA device, in backward passes too.
+
+    torch leaves a mode while it answers a function, and `backward` is one: without the mode, what is recomputed in it
+    would keep other tensors than the forward pass did, which recompute refuses.
+    """
+    mode, run = CudaFunctions(), autograd._engine_run_backward
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return run(*args, **kwargs)
+
+    autograd._engine_run_backward = run_backward
+    try:
+        with mode:
+            yield
+    finally:
+        autograd._engine_run_backward = run
 
 
 class CudaFunctions(TorchFunctionMode):

@@ -119,7 +119,7 @@ def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int, blo
         stack.enter_context(built_fake(workload, mode, of_model))
         stack.enter_context(mode)
         if machine.device == "cuda":
-            stack.enter_context(cuda_functions.CudaFunctions())
+            stack.enter_context(cuda_functions.on_cuda())
         if machine.device == "cuda" and run.engine.keeps_elsewhere:
             stack.enter_context(on_host())
         part = record.memory.part
