@@ -56,7 +56,10 @@ def run_of(run_file: Path, *overrides: str) -> RunConfig:
 
 
 def without_seconds(costs: StepCosts | None) -> StepCosts | None:
-    return None if costs is None else replace(costs, seconds_taken=0.0)
+    if costs is None:
+        return None
+    ranks = {rank: replace(each, seconds_taken=0.0) for rank, each in costs.by_rank.items()}
+    return replace(costs, seconds_taken=0.0, by_rank=ranks)
 
 
 def by_way(plan: Plan) -> dict[tuple[str, ...], tuple[str | None, StepCosts | None]]:

@@ -44,7 +44,7 @@ class Tracer:
         context = fullest_context_rank(run, machine, workload) * run.engine.axes.get("tp", 1)
         first = self.step_costs(run, machine, workload, context)
         ranks = _unlike(run, machine, workload, first.stage_depths, quick)
-        found = {rank: self.step_costs(run, machine, workload, rank + context) for rank in ranks}
+        found = {rank: self.step_costs(run, machine, workload, rank) for rank in (each + context for each in ranks)}
         fullest = max(found.values(), key=lambda costs: costs.memory.allocated)
         return replace(fullest, by_rank=found)
 
