@@ -129,7 +129,7 @@ def test_blocks_that_recompute_are_compiled_once_and_for_all(selective: bool) ->
 
 
 class Gathered(nn.Module):
-    """A block whose weight an engine joins from two parts before each pass, and once more where it is told to."""
+    """A block whose weight an engine joins from two parts: once in its first pass, twice in the second."""
 
     def __init__(self, gather: Any) -> None:
         super().__init__()
