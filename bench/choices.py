@@ -3,8 +3,9 @@
     python bench/choices.py --folder work        # work/data, work/models: as the recipes name them
 
 A case is a recipe, and of some a limit to a process' memory that one process breaks. The search plans it for this
-machine, which `drivetrain calibrate` has measured; then the choice and every engine, with all else as the run file has
-it, take real steps under the same limit (planned_ranks.py). Precisions are those that the search may choose from.
+machine, which `drivetrain calibrate` has measured; then the choice and every engine take real steps under the same
+limit (planned_ranks.py): without one with all else as the run file has it, under one as the plan says that the engine
+is quickest of what fits; and the choice's engine in each other precision that the search may choose from.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tables import machine_line, markdown_table, write
 
 from drivetrain.config.load import load
 from drivetrain.errors import UserError
+from drivetrain.memory.shortage import names_shortage
 from drivetrain.plan.planning import planned
 from drivetrain.plan.rows import Plan, Row
 from drivetrain.runtime.hardware import detect
@@ -35,8 +37,8 @@ CASES: tuple[tuple[str, float | None], ...] = (  # GiB that a process may take
     ("hotel-bert", None),
     ("cifar10-small", None),
     ("shakespeare-mesh", 0.7),
-    ("shakespeare-char", 1.1),
-    ("hotel-bert", 1.65),
+    ("shakespeare-char", 1.03),
+    ("hotel-bert", 1.45),
     ("cifar10-small", 0.995),
     ("shakespeare-mesh", 1.25),
     ("alpaca-sft", None),
@@ -49,8 +51,8 @@ CASES: tuple[tuple[str, float | None], ...] = (  # GiB that a process may take
 )
 NEAR = 0.05  # of the best
 LARGER = {  # the model, where memory has a limit: of the recipe's own, libraries would take nearly all
-    ("shakespeare-char", 1.1): [f"workload.model.config.{word}" for word in ("n_embd=512", "n_layer=8", "n_head=8")],
-    ("hotel-bert", 1.65): [
+    ("shakespeare-char", 1.03): [f"workload.model.config.{word}" for word in ("n_embd=512", "n_layer=8", "n_head=8")],
+    ("hotel-bert", 1.45): [
         *("workload.model.config.hidden_size=512", "workload.model.config.intermediate_size=2048"),
         *("workload.model.config.num_hidden_layers=8", "workload.model.config.num_attention_heads=8", "batch_size=16"),
     ],
@@ -66,10 +68,12 @@ LARGER = {  # the model, where memory has a limit: of the recipe's own, librarie
     ],
 }
 INTRODUCTION = f"""Made by `python bench/choices.py`. Each recipe is planned with `engine=auto precision=auto`; then the
-choice and every engine on one and two ranks are measured, a new process a rank, under the same limit to the memory of
-each process (`memory_limit`, of which libraries take the most). Without a limit, the engines' times are those of
-[planned](planned.md), of which the quickest is measured anew beside the choice, by turns, twice;
-where the choice is that very way, it has its time. Models are larger than the recipes' own where memory has a limit
+choice, every engine on one and two ranks, and the choice's engine in other precisions are measured, a new process a
+rank, under the same limit to the memory of each process (`memory_limit`, of which libraries take the most). Under a
+limit each engine runs as the plan says that it is quickest of what fits; where nothing fits, as the recipe has it.
+Without a limit, engines' times are those of [planned](planned.md) where that has them in this precision, and
+the quickest is measured anew beside the choice, by turns, twice; where the choice is that very way, it has its time.
+Models are larger than the recipes' own where memory has a limit
 (`LARGER`). A choice counts as right if its step takes at most {NEAR:.0%} longer
 than the quickest that was measured. Recipes whose step takes a minute are cut as in [planned](planned.md)."""
 
@@ -107,10 +111,13 @@ def case(recipe: str, limit: float | None, options: argparse.Namespace) -> dict[
     plan = planned(file, [*own, "engine=auto", *([] if fixed else ["precision=auto"])], "this machine")
     assert plan.choice is not None, f"{recipe}: no way fits in {limit} GiB"
     choice = plan.choice
-    own_way = {"engine": choice.run.engine.label, "ranks": choice.run.world_size, "words": list(choice.overrides)}
+    own_way = way_of(choice)
     others = list(engines(recipe, own, choice))
+    if limit is not None:
+        others = [fitting(plan, way) or way for way in others]
     for way in (own_way, *others):
         way["planned"] = planned_seconds(plan, way)
+    others += other_precisions(plan, choice)
     if limit is None:
         from_table(file, own_way, others, recipe, options)
     else:
@@ -128,7 +135,8 @@ def from_table(
     table, precision = planned_rows(options.planned), settled(file, choice["words"])[2]
     for way in others:
         row = table.get((recipe, way["engine"], way["ranks"]))
-        alike = row is not None and row["planned"].get("precision") in (None, precision)
+        own = way.get("precision", precision)
+        alike = row is not None and row["planned"].get("precision") in (None, own)
         way["measured"] = row["measured"] if row and alike else measured(file, way["ranks"], way["words"], options)
     quickest = min(others, key=lambda way: way["measured"].get("seconds", math.inf))
     if settled(file, choice["words"]) == settled(file, quickest["words"]):
@@ -149,6 +157,36 @@ def settled(file: Path, words: list[str]) -> tuple[Any, ...]:
     return (run.engine.label, run.world_size, run.precision, run.micro_batch, run.recompute, run.offload_activations)
 
 
+def way_of(row: Row) -> dict[str, Any]:
+    return {"engine": row.run.engine.label, "ranks": row.run.world_size, "words": list(row.overrides)}
+
+
+def fitting(plan: Plan, way: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the engine's quickest way that the plan says fits; None where there is none, or none was looked at."""
+    quickest = quickest_of(of_engine(plan, way))
+    return None if quickest is None else way_of(quickest)
+
+
+def quickest_of(rows: list[Row]) -> Row | None:
+    fits = [row for row in rows if row.fits in ("yes", "tight")]
+    return min(fits, key=lambda row: row.seconds or math.inf, default=None)
+
+
+def other_precisions(plan: Plan, choice: Row) -> Iterator[dict[str, Any]]:
+    """Yields the quickest way of the choice's engine in each other precision of the plan."""
+    alike = [row for row in of_engine(plan, way_of(choice)) if row.run.precision != choice.run.precision]
+    for precision in sorted({row.run.precision for row in alike}):
+        rows = [row for row in alike if row.run.precision == precision]
+        found = quickest_of(rows) or next((row for row in rows if row.at_best is not None), None)
+        if found is not None:  # neither out of memory nor refused
+            yield {**way_of(found), "precision": precision, "planned": found.seconds}
+
+
+def of_engine(plan: Plan, way: dict[str, Any]) -> list[Row]:
+    label = way["engine"].replace(".", "-")
+    return [row for row in plan.rows if row.run.engine.label == label and row.run.world_size == way["ranks"]]
+
+
 def engines(recipe: str, own: list[str], choice: Row) -> Iterator[dict[str, Any]]:
     """Yields every engine but those that rules refuse, as bench/planned.py runs them."""
     precision = f"precision={choice.run.precision}"
@@ -160,9 +198,7 @@ def engines(recipe: str, own: list[str], choice: Row) -> Iterator[dict[str, Any]
 
 def planned_seconds(plan: Plan, way: dict[str, Any]) -> float | None:
     """Returns the least time of the engine's ways in the plan."""
-    label = way["engine"].removeprefix("mesh.")
-    alike = [row for row in plan.rows if row.run.engine.label == label and row.run.world_size == way["ranks"]]
-    return min((row.seconds for row in alike if row.seconds is not None), default=None)
+    return min((row.seconds for row in of_engine(plan, way) if row.seconds is not None), default=None)
 
 
 def outcome(found: dict[str, Any]) -> tuple[float | None, float | None]:
@@ -229,7 +265,7 @@ def name(found: dict[str, Any]) -> list[str]:
 def cells(found: dict[str, Any]) -> list[str]:
     own, best = outcome(found)
     ways = [found["choice"], *found["others"]]
-    quickest = next((each["engine"] for each in ways if each["measured"].get("seconds") == best), "-")
+    quickest = next((label(each) for each in ways if each["measured"].get("seconds") == best), "-")
     larger = LARGER.get((found["recipe"], found["limit"]), [])
     chosen = [each for each in found["choice"]["words"] if each not in larger and not each.startswith("memory_limit")]
     words = " ".join(chosen)
@@ -248,14 +284,18 @@ def cells(found: dict[str, Any]) -> list[str]:
 
 
 def all_of(found: dict[str, Any]) -> str:
-    return ", ".join(f"{each['engine']} {time_of(each)}" for each in found["others"])
+    return ", ".join(f"{label(each)} {time_of(each)}" for each in found["others"])
+
+
+def label(way: dict[str, Any]) -> str:
+    return " ".join([way["engine"], *([way["precision"]] if "precision" in way else [])])
 
 
 def time_of(way: dict[str, Any]) -> str:
     seconds, failed = way["measured"].get("seconds"), str(way["measured"].get("failed", ""))
     if seconds is not None:
         return f"{1000 * seconds:,.1f}"
-    return "out of memory" if "memory" in failed.lower() else "refused"
+    return "out of memory" if names_shortage(failed) else "refused"
 
 
 def milliseconds(seconds: float | None) -> str:

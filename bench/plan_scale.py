@@ -33,6 +33,7 @@ from drivetrain.plan.estimator import NotPlanned
 from drivetrain.plan.machines import cluster
 from drivetrain.plan.search_space import Family, Space, families, with_global_batch
 from drivetrain.plan.stand_ins import with_made_data
+from drivetrain.plan.trace_processes import tracing_processes
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results/plan_scale.md"
@@ -109,8 +110,9 @@ def planned(file: Path, machine: str, words: list[str]) -> dict[str, Any]:
 
 
 def derived(folder: Path) -> list[dict[str, Any]]:
-    estimator, chance = Traced(cluster("8x8xH100-80GB", catalogue())), random.Random(0)
-    with with_made_data(run_file(folder, "8B", 512), SAMPLES, LENGTH) as file:
+    chance = random.Random(0)
+    with tracing_processes() as processes, with_made_data(run_file(folder, "8B", 512), SAMPLES, LENGTH) as file:
+        estimator = Traced(cluster("8x8xH100-80GB", catalogue()), processes)
         base, problems = load(file)
         assert base is not None, problems
         whole = with_global_batch(base, 64)
@@ -135,6 +137,7 @@ def compared(ways: list[Family], estimator: Traced, chance: random.Random) -> It
         own = cut.shortened(stages)
         if own in cuts:  # it is one of those that are traced, and has nothing derived
             continue
+        estimator.expect((family.traced_as(each) for each in (*cuts, own)), quick=True)
         try:
             traced = {each: estimator.costs(family.traced_as(each), quick=True) for each in cuts}
             whole = estimator.costs(family.traced_as(own), quick=True)

@@ -29,6 +29,7 @@ def test_torch_numpy_and_python_are_understood_when_they_say_that_memory_is_out(
         bytearray(TOO_MUCH * 8)
     assert all(is_shortage(raised.value) for raised in (by_torch, by_numpy, by_python))
     assert is_shortage(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert is_shortage(RuntimeError("could not create a primitive")), "oneDNN, where its code has no room"
 
 
 ANOTHER = [

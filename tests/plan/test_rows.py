@@ -10,7 +10,7 @@ import pytest
 
 from drivetrain.config.run import RunConfig
 from drivetrain.plan.columns import columns
-from drivetrain.plan.rows import Plan, Row, in_order, row
+from drivetrain.plan.rows import Plan, Row, chosen, in_order, row
 from drivetrain.plan.step_costs import StepCosts, StepMemory
 from tests.plan.costs import costs
 from tests.plan.invented import Invented, machine
@@ -63,6 +63,29 @@ def test_a_host_whose_memory_is_not_known_is_not_judged(run: RunConfig) -> None:
     unknown = Invented(LARGE.model, 2, 4, 80 * GIB)
     found = row(run, run, holding(1000), unknown)
     assert (found.fits, found.verdict, found.host_capacity) == ("yes", "fits", None)
+
+
+@dataclass(frozen=True)
+class Took:
+    """The planned time of a step."""
+
+    seconds: float
+    bound_by: str = "compute"
+
+
+@pytest.mark.parametrize(("saved", "precision"), [(-0.1, "fp32"), (0.004, "fp32"), (0.08, "fp32"), (0.2, "bf16-mixed")])
+def test_a_precision_that_rounds_more_is_chosen_where_it_saves_more_than_plans_err(
+    run: RunConfig, saved: float, precision: str
+) -> None:
+    seconds = {"fp32": 1.0, "bf16-mixed": 1 - saved}
+    rows = [
+        replace(row(own, run, holding(1), LARGE), timing=Took(seconds[name]))
+        for name in seconds
+        for own in [run.model_copy(update={"precision": name})]
+    ]
+    choice = chosen(rows)
+    assert choice is not None
+    assert choice.run.precision == precision
 
 
 def shown(rows: list[Row]) -> dict[str, str]:

@@ -79,12 +79,18 @@ def test_a_batch_that_fits_only_as_one_micro_batch_is_found(tmp_path: Path, devi
         as_exhaustive(run(tmp_path, f"batch_size={2 * devices}"), machine)
 
 
-def as_exhaustive(base: RunConfig, estimator: Invented) -> tuple[Plan, int]:
+@pytest.mark.parametrize("seed", range(12))
+def test_among_precisions_the_choice_is_the_exhaustive_one_too(base: RunConfig, seed: int) -> None:
+    """In bfloat16 products are four times as quick there, and all else as slow."""
+    as_exhaustive(base, machine(seed), Space(("fp32", "bf16-mixed")))
+
+
+def as_exhaustive(base: RunConfig, estimator: Invented, space: Space = SPACE) -> tuple[Plan, int]:
     """Returns the plan, whose choice was seen to be that of all candidates, and their number."""
-    best = chosen(exhaustive(base, SPACE, estimator))
+    best = chosen(exhaustive(base, space, estimator))
     candidates = len(estimator.asked)
     estimator.asked.clear()
-    plan = search(base, SPACE, estimator)
+    plan = search(base, space, estimator)
     assert (best is None) == (plan.choice is None)
     if best is not None and plan.choice is not None:
         assert plan.choice.overrides == best.overrides

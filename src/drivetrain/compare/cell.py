@@ -94,12 +94,10 @@ def _planned(request: Request) -> PlannedFigures | None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Returns whether memory of a device, of Python, or of torch's CPU allocator ran out; the last raises a plain
-    RuntimeError."""
-    import torch
+    """Returns whether memory of a device, of Python, or of a library ran out, here or on a rank."""
+    from drivetrain.memory.shortage import is_shortage, names_shortage
 
-    message = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "out of memory")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in message)
+    return is_shortage(error) or names_shortage(str(error))
 
 
 def _line(error: Exception) -> str:

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import gc
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,10 +24,12 @@ from drivetrain.memory.statistics import Statistics
 
 _SAID = (
     "can't allocate memory",  # torch's allocator on a CPU
+    "not enough memory",  # the same on Windows
     "std::bad_alloc",
     "Cannot allocate memory",  # the system, as libraries put it
-    "could not create a memory",  # oneDNN, as the next one; of a primitive's descriptor it says so where it has none
+    "could not create a memory",  # oneDNN, as the next two
     "could not execute a primitive",
+    "could not create a primitive(?! descriptor)",  # a descriptor also fails where oneDNN has none
     "out of memory",  # CUDA libraries beside torch's allocator
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
@@ -41,7 +44,12 @@ def is_shortage(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
+    return isinstance(error, RuntimeError) and names_shortage(str(error))
+
+
+def names_shortage(message: str) -> bool:
+    """Returns whether an error's message is one of those that libraries have where an allocation failed."""
+    return re.search("|".join(_SAID), message) is not None
 
 
 @contextmanager

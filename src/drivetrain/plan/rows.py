@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from drivetrain.plan.step_costs import StepCosts
 
 MARGIN = 0.05  # of a device's memory that a chosen run leaves free: longer samples, fragments
 ALIKE = 0.01  # step times that differ by less are equal: the simpler way is chosen
+PAYS = 0.1  # a precision that rounds more is chosen where it saves more than this: about what planned times err by
 Fits = Literal["yes", "tight", "no"]
 WORDS = {"optimizer": "optimizer state", "engine": "the engine's buffers", "temporaries": "temporaries"}
 
@@ -209,12 +210,29 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 
 
 def chosen(rows: Sequence[Row]) -> Row | None:
-    """Returns the quickest way that fits with a margin; of those that are as quick the simplest. An engine
-    that is emulated on this kind of device is never chosen."""
+    """Returns the quickest way that fits with a margin, without those whose precision rounds more for little; of those
+    that are as quick the simplest. An engine that is emulated on this kind of device is never chosen."""
     fitting = [each for each in rows if each.fits == "yes" and not each.is_emulated and each.seconds is not None]
+    fitting = [*_worth_their_rounding(fitting)]
     quickest = min((each.seconds or 0.0 for each in fitting), default=0.0)
     alike = [each for each in fitting if (each.seconds or 0.0) <= quickest * (1 + ALIKE)]
     return min(alike, key=lambda each: (each.rank, each.seconds or 0.0), default=None)
+
+
+def _worth_their_rounding(rows: Sequence[Row]) -> Iterator[Row]:
+    """Yields the rows beside which none that rounds less is about as quick."""
+    least: dict[int, float] = {}  # seconds by significant bits
+    for each in rows:
+        bits = significant_bits(each.run)
+        least[bits] = min(each.seconds or 0.0, least.get(bits, float("inf")))
+    for each in rows:
+        wider = (seconds for bits, seconds in least.items() if bits > significant_bits(each.run))
+        if not any(seconds <= (each.seconds or 0.0) * (1 + PAYS) for seconds in wider):
+            yield each
+
+
+def significant_bits(run: RunConfig) -> int:
+    return run.precision_spec.significant_bits
 
 
 def gib(size: float) -> str:

@@ -15,14 +15,25 @@ from dataclasses import replace
 
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError, counted
-from drivetrain.plan.derive import Cut, Derivation, full_count
+from drivetrain.plan.derive import Cut, full_count
 from drivetrain.plan.estimator import Estimator, NotPlanned
-from drivetrain.plan.rows import ALIKE, Plan, Row, chosen, gib, in_order, refused, room_for_tensors, row
+from drivetrain.plan.family_bounds import FamilyBounds
+from drivetrain.plan.rows import (
+    ALIKE,
+    PAYS,
+    Plan,
+    Row,
+    chosen,
+    in_order,
+    refused,
+    room_for_tensors,
+    row,
+    significant_bits,
+)
 from drivetrain.plan.search_alone import Looked, OneProcess, least_samples
-from drivetrain.plan.search_bounds import best_case, model_parts, state_bytes
 from drivetrain.plan.search_offers import offers
 from drivetrain.plan.search_space import Family, Space, families
-from drivetrain.plan.step_costs import Messages, StepCosts
+from drivetrain.plan.step_costs import StepCosts
 
 BEST = 5  # rows that are traced in the end
 MOST_TRACES = 90  # a search ends then, and says what it left out
@@ -74,30 +85,31 @@ class Search:
         self.notes: list[str] = []
         self._least = least_samples(base, precision, self.costs_of)
         self._alone = OneProcess(base, estimator, self._least, self._trace)
+        self._bounds = FamilyBounds(estimator, self._alone, self._looked)
 
     # --- the story --------------------------------------------------------------------------------------------------
 
     def look_at(self, ways: list[Family]) -> None:
         """Looks at the families that may be the quickest, in the order of their bounds."""
         ways = [each for way in ways if (each := self._computable(way)) is not None]
-        queue = [(self._bound(each), each.rank, number) for number, each in enumerate(ways)]
+        queue = [(self._bounds.of(each), each.rank, number) for number, each in enumerate(ways)]
         heapq.heapify(queue)
         while queue:
             bound, rank, number = heapq.heappop(queue)
             family = ways[number]
-            tighter = self._bound(family)  # what was looked at since may tell more
+            tighter = self._bounds.of(family)  # what was looked at since may tell more
             if queue and tighter > max(bound, queue[0][0]):
                 heapq.heappush(queue, (tighter, rank, number))
-            elif not self._open_sizes(family):
+            elif not self._bounds.open_sizes(family):
                 self._pass_over(family, "the same without it fits, and is no slower")
             elif tighter == float("inf"):
-                self._pass_over(family, self._too_large(family))
-            elif tighter > self._threshold() or self.traces >= self._most:
+                self._pass_over(family, self._bounds.too_large(family))
+            elif tighter > self._threshold(family.run) or self.traces >= self._most:
                 self._pass_over(family, None, tighter)
             else:
                 self._expect(family, [ways[each] for _, _, each in heapq.nsmallest(self._estimator.at_once, queue)])
                 self._look(family)
-        left = [each for each in self._passed if each.at_best is not None and each.at_best <= self._threshold()]
+        left = [each for each in self._passed if each.at_best is not None and each.at_best <= self._threshold(each.run)]
         if left:
             self.notes.append(
                 f"{counted(len(left), 'way')} left out after {self.traces} traces: name engines to see them"
@@ -128,61 +140,13 @@ class Search:
         self.traces += 1
         return self._estimator.costs(run, quick)
 
-    # --- bounds -------------------------------------------------------------------------------------------------------
-
-    def _bound(self, family: Family) -> float:
-        """Returns the least seconds of a step; infinite where not even the model's state fits."""
-        one = self._alone.at_any_cut(family.run.precision)
-        if one is None:
-            return 0.0
-        run, cut = family.at(family.sizes[-1])
-        if sum(state_bytes(run, one.at(cut).memory).values()) > self._estimator.capacity(run):
-            return float("inf")
-        return min((self._best_seconds(family, size, one) for size in self._open_sizes(family)), default=0.0)
-
-    def _open_sizes(self, family: Family) -> list[int]:
-        """Returns the micro-batches that may gain by recompute or offload: those that do not fit without."""
-        plain = self._plain(family)
-        if plain is None:
-            return [*family.sizes]
-        return [size for size in family.sizes if size not in plain.rows or plain.rows[size].fits != "yes"]
-
-    def _plain(self, family: Family) -> Looked | None:
-        """Returns the same family without recompute and offload, if it was looked at."""
-        plain = self._looked.get(family.like(recompute=False, offload_activations=False))
-        return None if plain is None or plain.family.key == family.key else plain
-
-    def _best_seconds(self, family: Family, size: int, one: Derivation) -> float:
-        run, cut = family.at(size)
-        extra = self._alone.extra(family.run)
-        plain = self._plain(family)
-        if plain is not None and plain.tells_rates:
-            costs = extra.added_to(plain.derivation.at(cut))
-        else:
-            costs = best_case(run, cut, one, extra)
-            costs = replace(costs, messages=(*costs.messages, *self._messages_of_axes(family, cut)))
-        return self._estimator.time(run, costs).seconds
-
-    def _messages_of_axes(self, family: Family, cut: Cut) -> Iterator[Messages]:
-        """Yields what families that were looked at sent along the axes of this one, whatever their degrees; less where
-        this one's ranks have a smaller part of the model."""
-        for axis, ranks in family.run.engine.axes.items():
-            like = next((each for each in self._looked.values() if self._shows(each, family, axis)), None)
-            if like is None:
-                continue
-            share = min(1.0, model_parts(like.family.run, axis) / model_parts(family.run, axis))
-            for each in like.derivation.at(cut).messages:
-                if each.axis == axis:
-                    yield replace(each, ranks=ranks, calls=max(1, int(each.calls * share)), bytes=each.bytes * share)
-
-    def _shows(self, looked: Looked, family: Family, axis: str) -> bool:
-        same = looked.family.run.precision == family.run.precision
-        return same and axis in looked.family.run.engine.axes and looked.tells_rates
-
-    def _threshold(self) -> float:
-        """Returns the step time beyond which a way is of no interest."""
+    def _threshold(self, run: RunConfig) -> float:
+        """Returns the step time beyond which a way in the run's precision is of no interest."""
         best = chosen([*self.rows()])
-        return float("inf") if best is None or best.seconds is None else best.seconds * (1 + ALIKE)
+        if best is None or best.seconds is None:
+            return float("inf")
+        rounds_less = significant_bits(run) > significant_bits(best.run)
+        return best.seconds * (1 + (PAYS if rounds_less else ALIKE))
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -253,7 +217,11 @@ class Search:
     def _expect(self, family: Family, others: list[Family]) -> None:
         """Has the smallest micro-batch of others traced ahead, which will probably be looked at after the family; where
         there are none, the family's own larger ones."""
-        likely = [each for each in others if self._open_sizes(each) and self._bound(each) <= self._threshold()]
+        likely = [
+            each
+            for each in others
+            if self._bounds.open_sizes(each) and self._bounds.of(each) <= self._threshold(each.run)
+        ]
         ways = [(each, each.cuts[0]) for each in likely] or [(family, cut) for cut in family.cuts[1:]]
         self._estimator.expect((each.traced_as(cut) for each, cut in ways[: self._estimator.at_once - 1]), True)
 
@@ -278,14 +246,6 @@ class Search:
         if found is None:
             self._pass_over(family, f"the model takes no fewer than {self._least} samples at once")
         return found
-
-    def _too_large(self, family: Family) -> str:
-        one = self._alone.at_any_cut(family.run.precision)
-        assert one is not None, "a family has a bound by memory only where one process was traced"
-        state = state_bytes(family.run, one.at(Cut(1, 2, 2)).memory)
-        lacks = sum(state.values()) - self._estimator.capacity(family.run)
-        parts = ", ".join(f"{gib(size)} of {name}" for name, size in state.items() if size)
-        return f"short of at least {gib(lacks)}: a device would hold {parts}"
 
     def _pass_over(self, family: Family, reason: str | None, at_best: float | None = None) -> None:
         passed = refused(family.run, self._base, reason or "", family.rank)
