@@ -115,7 +115,7 @@ def derived(folder: Path) -> list[dict[str, Any]]:
         estimator = Traced(cluster("8x8xH100-80GB", catalogue()), processes)
         base, problems = load(file)
         assert base is not None, problems
-        whole = with_global_batch(base, 64)
+        whole = with_global_batch(base, estimator.host)
         space = Space((base.precision,))
         ways = families(whole, space, estimator.host, estimator.nodes, estimator.devices_per_node).possible
         chance.shuffle(ways)

@@ -20,6 +20,7 @@ from drivetrain.config.resolve import resolved
 from drivetrain.config.rules import check
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
+from tests.test_waits import compared
 
 CPU = Machine("cpu", "a CPU", 1, 2**33, 2, None, frozenset({"float32"}))
 GPUS = Machine("cuda", "a GPU", 8, 2**36, 16, (9, 0), frozenset({"float32", "bfloat16", "float16"}))
@@ -123,6 +124,13 @@ def test_micro_batches_that_leave_a_stage_without_one_are_refused() -> None:
     assert not problems({"pp": 2}, batch_size=8, micro_batch_size=4)
     assert not problems({"pp": 2}, batch_size=9, micro_batch_size=5)
     assert not problems({"tp": 2}, batch_size=8, micro_batch_size=64)
+
+
+def test_stages_share_the_samples_that_the_model_makes(tmp_path: Path) -> None:
+    workload = compared(tmp_path, "grpo", reinforcement={"rewards": ["exact_match"], "answers": 8})
+    assert not problems({"pp": 2}, workload=workload, batch_size=8, micro_batch_size=32)
+    [problem] = problems({"pp": 2}, workload=workload, batch_size=8, micro_batch_size=64)
+    assert "cuts the 64 samples of a data rank into 1" in problem.why
     assert not problems({"pp": 2}, batch_size=1, micro_batch_size=1), "a batch may be that small"
 
 

@@ -75,12 +75,12 @@ class Invented:
         self.asked.append(run)
         if run.engine.axes.get("tp", 1) > 16:
             raise problem("engine.tp", "the model has 16 heads", "give at most 16")
-        samples = math.ceil(run.global_batch / run.data_parallel_size)
+        samples = math.ceil(run.step_samples / run.data_parallel_size)
         size = min(run.micro_batch_limit or samples, samples)
         count = math.ceil(samples / size)
         operations, messages = [*self._operations(run, samples, count)], [*self._messages(run, samples, count)]
         memory = self._memory(run, size, count)
-        return StepCosts(memory, tuple(operations), tuple(messages), 1, 100 * run.global_batch, "traced", 0.0)
+        return StepCosts(memory, tuple(operations), tuple(messages), 1, 100 * run.step_samples, "traced", 0.0)
 
     def _memory(self, run: RunConfig, size: int, count: int) -> StepMemory:
         shares, axes = run.engine.shares(run.devices), run.engine.axes
@@ -145,7 +145,7 @@ class Invented:
         sent = {axis: self._sent(costs, axis) for axis in ("dp", "tp", "pp")}
         sent["dp"] += self._sent(costs, "shard")  # of bounds
         stages = run.engine.stages
-        samples = math.ceil(run.global_batch / run.data_parallel_size)
+        samples = math.ceil(run.step_samples / run.data_parallel_size)
         count = math.ceil(samples / min(run.micro_batch_limit or samples, samples))
         busy = (computed + sent["tp"]) * (1 + (stages - 1) / count)
         seconds = max(busy, sent["dp"]) + 0.2 * min(busy, sent["dp"]) + sent["pp"]

@@ -64,6 +64,12 @@ def test_a_plan_searches_what_is_left_open(
     assert (None if seen[0].engines is None else [each.label for each in seen[0].engines]) == engines
 
 
+def test_what_the_command_line_names_is_not_searched(own: Path) -> None:
+    run, problems = load(own, ["nodes=1", "processes=2"])
+    assert run is not None, problems
+    assert planning.fixed_of(run) == {"nodes", "processes"}
+
+
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "own.py").write_text("")

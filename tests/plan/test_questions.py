@@ -14,14 +14,21 @@ import pytest
 from rich.console import Console
 
 from drivetrain.cli.plan_table import explained, line_of, render
+from drivetrain.config.engines import SINGLE
 from drivetrain.config.run import RunConfig
+from drivetrain.plan import rows as rows_of
 from drivetrain.plan.page import as_html, write_page
 from drivetrain.plan.page_bars import bars
 from drivetrain.plan.page_chart import chart
 from drivetrain.plan.questions import QUESTIONS, general_chart, path_of
-from drivetrain.plan.rows import Plan, chosen, refused
+from drivetrain.plan.rows import Plan, chosen, in_order, refused
 from drivetrain.plan.search import search
-from tests.plan.test_search import SPACE, large, run
+from drivetrain.plan.search_offers import offers
+from drivetrain.plan.search_space import Space
+from drivetrain.plan.step_costs import StepMemory
+from drivetrain.plan.timeline import MemoryPart
+from tests.plan.invented import Invented
+from tests.plan.test_search import LARGE, SPACE, large, run
 
 BOXES = [each.text for each in QUESTIONS]
 
@@ -59,6 +66,60 @@ def test_more_memory_is_never_led_further_down(base: RunConfig) -> None:
     asked = [len(answers(search(base, SPACE, large(memory=size * 2**30)))) for size in (24, 80, 160, 400)]
     assert asked == sorted(asked, reverse=True)
     assert len(set(asked)) > 1
+
+
+class Shared(Invented):
+    """Its ranks share the memory of their host, as those on a CPU do."""
+
+    def capacity(self, run: RunConfig) -> int:
+        return self.memory // (run.world_size // run.nodes)
+
+
+def test_ranks_that_share_a_hosts_memory_are_each_compared_with_their_own_part(tmp_path: Path) -> None:
+    """The run's own two ranks have half each, which is too little; one process has all, which is enough."""
+    base = run(tmp_path, "engine=ddp", "processes=2")
+    space = Space(("fp32",), engines=(SINGLE,))
+    plan = search(base, space, Shared(LARGE, nodes=1, devices_per_node=2, memory=200 * 2**30))
+    assert plan.choice is not None
+    (box,) = [each for each in path_of(plan).boxes if each.question.key == "one"]
+    assert box.answer == "yes"
+    assert box.figures.endswith(" of 189.5 GiB")
+    assert path_of(plan).leaf == QUESTIONS[0].leaf
+
+
+def as_asked(folder: Path, memory: int, *ways: str) -> Plan:
+    """Returns a plan of ways that were named, for which no process is traced alone."""
+    machine = large(memory=memory * 2**30, devices_per_node=2)
+    runs = [run(folder, way, "processes=2", "micro_batch_size=1") for way in ways]
+    rows = in_order(rows_of.row(each, each, machine.costs(each), machine) for each in runs)
+    return Plan("2 x A100", 2, tuple(rows), chosen(rows))
+
+
+def test_devices_that_share_nothing_answer_the_first_question(tmp_path: Path) -> None:
+    assert answers(as_asked(tmp_path, 400, "engine=ddp")) == {"one": "yes"}
+    assert path_of(as_asked(tmp_path, 400, "engine=ddp", "engine=zero2")).leaf == QUESTIONS[0].leaf
+    assert answers(as_asked(tmp_path, 110, "engine=ddp", "engine=zero2")) == {"one": "no", "gradients": "yes"}
+
+
+def test_a_way_that_fits_and_belongs_to_no_question_is_not_followed_by_what_else_would_fit(tmp_path: Path) -> None:
+    offloaded = "engine={name: fsdp, offload: true}"
+    for ways in ([offloaded], ["engine=ddp", offloaded]):
+        path = path_of(as_asked(tmp_path, 110, *ways))
+        assert path.leaf == ""
+        assert not any("more devices" in line or line == "-> " for line in path.lines())
+    assert path_of(as_asked(tmp_path, 3, "engine=ddp", offloaded)).leaf == "more devices, 16 bits, an adapter"
+
+
+@pytest.mark.parametrize(("state", "count"), [(130, 3), (110, None)])
+def test_devices_that_are_offered_hold_what_the_allocator_does_and_are_more_than_there_are(
+    base: RunConfig, state: int, count: int | None
+) -> None:
+    """Two have room for 65.5 GiB of state each beside 10 GiB, and for 56.2 at 1.14 bytes for each of a tensor."""
+    machine = large(devices_per_node=2)
+    parts: dict[MemoryPart, int] = {"parameters": state * 2**30, "activations": 10 * 2**30}
+    one = replace(machine.costs(base), memory=StepMemory(sum(parts.values()), sum(parts.values()), parts))
+    found = [each for each in offers(base, ("fp32",), None, one, machine, machine.costs) if "such devices" in each]
+    assert [int(each.split()[0]) for each in found] == ([] if count is None else [count])
 
 
 def test_where_nothing_fits_the_path_ends_with_offers(base: RunConfig) -> None:
@@ -155,7 +216,7 @@ def test_the_legend_of_the_bars_has_the_parts_of_the_rows_alone(plan: Plan) -> N
 def test_the_questions_say_what_their_bytes_are(plan: Plan) -> None:
     console = Console(width=300, record=True, file=io.StringIO())
     console.print(render(plan, "drivetrain train run.yaml"))
-    words = "bytes are tensors as the allocator reserves them"
+    words = "bytes are tensors as the allocator reserves them, with the smallest micro-batch that was planned"
     assert words in console.export_text()
     assert words in as_html(plan, "run", "")
 

@@ -168,6 +168,26 @@ def test_a_batch_for_each_device_stays_the_global_batch_that_it_was(tmp_path: Pa
     assert all("batch_size=64" in each.overrides for each in plan.rows)
 
 
+@pytest.mark.parametrize(("nodes", "devices"), [(1, 1), (1, 8), (2, 8)])
+def test_a_batch_for_each_device_is_that_of_the_runs_own_devices(tmp_path: Path, nodes: int, devices: int) -> None:
+    """Whatever machine is searched: a run of two processes has two."""
+    base = run(tmp_path, "batch_size=null", "batch_size_per_device=8", "engine=ddp", "processes=2")
+    machine = large(nodes=nodes, devices_per_node=devices, memory=400 * 2**30)
+    plan = search(base, Space(("fp32",), fixed=frozenset({"processes"})), machine)
+    assert {each.run.global_batch for each in plan.rows} == {16}
+
+
+def test_nodes_that_the_user_sets_are_kept(tmp_path: Path) -> None:
+    space, four = Space(("fp32",), fixed=frozenset({"nodes"})), large(nodes=4, devices_per_node=2)
+    one, two = (families(run(tmp_path, f"nodes={nodes}"), space, four.host, 4, 2) for nodes in (1, 2))
+    assert {(each.run.nodes, each.run.world_size) for each in one.possible} == {(1, 1), (1, 2)}
+    assert {(each.run.nodes, each.run.world_size) for each in two.possible} == {(2, 4)}
+    (alone,) = {each.reason for each in two.refused if each.run.engine.label == "single"}
+    assert "engine=single runs in one process" in alone
+    found = search(run(tmp_path, "nodes=1"), space, four)
+    assert not any(word.startswith("nodes=") for each in found.rows for word in each.overrides)
+
+
 def test_what_the_user_sets_is_kept(tmp_path: Path) -> None:
     base = run(tmp_path, "recompute=true", "micro_batch_size=4")
     fixed = frozenset({"recompute", "micro_batch_size"})

@@ -15,7 +15,7 @@ from drivetrain.errors import UserError
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.estimator import NotPlanned
 from drivetrain.plan.machines import too_many_nodes
-from drivetrain.plan.rows import Plan, Row, chosen, in_order, refused, room_for_tensors, row
+from drivetrain.plan.rows import Plan, Row, chosen, in_order, refused, row
 from drivetrain.runtime.run_folder import refuse_code_of_folders
 
 
@@ -43,7 +43,6 @@ def plan_as_asked(
         devices=estimator.nodes * estimator.devices_per_node,
         rows=tuple(ordered),
         choice=chosen(ordered),
-        room=room_for_tensors(ordered[0].run, estimator),
         notes=(*([] if estimator.no_speed is None else [estimator.no_speed]), *estimator.notes),
         steps=next((each.steps for each in ordered if each.steps is not None), None),
         price=price,

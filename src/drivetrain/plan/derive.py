@@ -117,10 +117,12 @@ class _OfOneRank:
         for one, two in itertools.permutations(memories, 2):
             if one.size == two.size and self._full <= one.count < two.count:
                 each = (memories[two].allocated - memories[one].allocated) / (two.samples - one.samples)
-        fewest = {known.size: memory for known, memory in sorted(memories.items(), key=lambda item: -item[0].count)}
-        memory, more = self._on_its_line(cut, fewest), max(0, cut.samples - self._depth(cut) * cut.size)
+        fewest = {known.size: known for known in sorted(memories, key=lambda known: -known.count)}
+        memory = self._on_its_line(cut, {size: memories[known] for size, known in fewest.items()})
+        there = _value_at(cut.size, {size: self._beyond_depth(known) for size, known in fewest.items()})
+        more = max(0.0, self._beyond_depth(cut) - there)
         if 1 < cut.count == self._full - 1 and all(known.count > cut.count for known in memories):
-            memory, more = _without_a_micro_batch(memory), -cut.size
+            memory, more = _without_a_micro_batch(memory), -cut.size - there
         return self._with_samples(cut, memory, round(each * more), sample)
 
     @staticmethod
@@ -146,6 +148,10 @@ class _OfOneRank:
     def _depth(self, cut: Cut) -> int:
         """Returns how many micro-batches show all that the step holds at once."""
         return min(cut.count, self._full)
+
+    def _beyond_depth(self, cut: Cut) -> int:
+        """Returns the samples of a step beyond those of the micro-batches that show all that it holds at once."""
+        return max(0, cut.samples - self._depth(cut) * cut.size)
 
     def _operations(self, cut: Cut, like: Sequence[Operations]) -> tuple[Operations, ...]:
         found: list[Operations] = []
@@ -225,6 +231,14 @@ def between(below: StepMemory, above: StepMemory, share: float) -> StepMemory:
 
 def _on_ratio(first: float, second: float, share: float) -> float:
     return max(1.0, first + (second - first) * min(1.0, max(0.0, share)))
+
+
+def _value_at(size: int, known: Mapping[int, float]) -> float:
+    """Returns the value at a size, on the line through those of its neighbours among the known sizes."""
+    if size in known or len(known) == 1:
+        return known.get(size, next(iter(known.values())))
+    below, above = _around(size, sorted(known))
+    return known[below] + (known[above] - known[below]) * (size - below) / (above - below)
 
 
 def _around(size: int, known: Sequence[int]) -> tuple[int, int]:

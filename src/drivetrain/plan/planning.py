@@ -155,7 +155,7 @@ def searched(base: RunConfig, space: Space, estimator: Traced, price: float | No
     """Returns the plan of a search. Raises UserError where the machine's speed is not known."""
     if estimator.no_speed is not None:
         raise problem("engine", estimator.no_speed, "then the quickest way can be searched")
-    whole = with_global_batch(base, estimator.nodes * estimator.devices_per_node)
+    whole = with_global_batch(base, estimator.host)
     found = search(base, space, estimator, estimator.steps(whole), price)
     return replace(found, notes=(*found.notes, *estimator.notes))
 

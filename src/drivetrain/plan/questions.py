@@ -4,6 +4,8 @@ Each question asks whether a device has room once more of the model is shared (t
 parameters), then once less is kept or done by a device (recompute, divided layers). The first yes says what is needed;
 what is quickest among the ways that fit is the search's answer, and the last box compares the two. Figures are those of
 rows with the smallest micro-batch where the search looked at such a way, else sums from one process's trace ("about").
+Each row has the room of its own ranks, since those on a CPU share its memory. Ways that keep state on a host or a disk
+belong to no question.
 
 Source of the order: FairScale's documentation, "Efficient memory management: what to use when" (Baines et al. 2021).
 """
@@ -46,15 +48,19 @@ QUESTIONS = (
 NOTHING_FITS = "more devices, 16 bits, an adapter"
 NOTHING_KNOWN = "not known: nothing that was asked could be planned"
 LINKS = Question("links", "Do the links keep up with the devices?", "the largest micro-batch that fits")
-# the table has the tensors alone, of all that a device has
-FIGURES = "bytes are tensors as the allocator reserves them, of what a margin and the rest leave for them"
+# the table has the tensors alone, of all that a device has, and each row's own micro-batch
+FIGURES = (
+    "bytes are tensors as the allocator reserves them, with the smallest micro-batch that was planned, of what a "
+    "margin and the rest leave for them"
+)
 SLOW_LINKS = "fewer messages: larger steps, shards within a machine (hybrid), stages between machines"
 
 
 @dataclass(frozen=True)
 class Path:
-    """boxes: the whole chart, those that were asked with their answers. leaf: where the first yes led. links: the last
-    question; None where nothing is sent. outcome: the choice and its figures."""
+    """boxes: the whole chart, those that were asked with their answers. leaf: where the first yes led; empty where
+    there was none and a way fits that belongs to no question. links: the last question; None where nothing is sent.
+    outcome: the choice and its figures."""
 
     boxes: tuple[Box, ...]
     leaf: str
@@ -66,7 +72,7 @@ class Path:
         asked = [box for box in (*self.boxes, *([self.links] if self.links else [])) if box.answer is not None]
         width = max((len(box.question.text) for box in asked), default=0)
         found = [f"{box.question.text:<{width}}  {box.answer:<3}  {box.figures}" for box in asked]
-        return [*found, f"-> {self.leaf}", f"-> {self.outcome}"]
+        return [*found, *(f"-> {end}" for end in (self.leaf, self.outcome) if end)]
 
 
 def general_chart() -> Path:
@@ -77,18 +83,21 @@ def general_chart() -> Path:
 def path_of(plan: Plan) -> Path:
     """Returns the questions answered for a plan."""
     boxes: list[Box] = []
-    leaf = NOTHING_FITS if _is_known(plan) else NOTHING_KNOWN
+    leaf = _without_yes(plan)
     is_open = True
     for question in QUESTIONS:
-        needed, figures = _needed(plan, question.key) if is_open else (None, "")
-        if needed is None:
-            boxes.append(Box(question))
-            continue
-        fits = needed <= plan.room
-        boxes.append(Box(question, figures, "yes" if fits else "no"))
-        if fits:
+        box = _answered(plan, question) if is_open else Box(question)
+        boxes.append(box)
+        if box.answer == "yes":
             is_open, leaf = False, question.leaf
     return Path(tuple(boxes), leaf, _links(plan), _outcome(plan))
+
+
+def _without_yes(plan: Plan) -> str:
+    """Returns where the path leads if no question has a yes."""
+    if any(row.fits == "yes" and not row.is_emulated for row in plan.rows):
+        return ""
+    return NOTHING_FITS if _is_known(plan) else NOTHING_KNOWN
 
 
 def _is_known(plan: Plan) -> bool:
@@ -96,14 +105,19 @@ def _is_known(plan: Plan) -> bool:
     return plan.base is not None or any(row.costs is not None for row in plan.rows)
 
 
-def _needed(plan: Plan, key: str) -> tuple[float | None, str]:
-    """Returns the bytes of a device's tensors, and them in words with the room that they have."""
-    looked_at = [row.costs.memory.reserved for row in plan.rows if row.costs is not None and TESTS[key](row)]
-    room = gib(plan.room)
-    if looked_at:
-        return min(looked_at), f"{gib(min(looked_at))} of {room}"
-    about = _about(plan, key)
-    return about, "" if about is None else f"about {gib(about)} of {room}"
+def _answered(plan: Plan, question: Question) -> Box:
+    """Returns the question with the bytes of a device's tensors, and the room that they have: of the row that has most
+    to spare, or else about."""
+    rows = [(row.costs.memory.reserved, row.room) for row in plan.rows if row.costs and TESTS[question.key](row)]
+    if rows:
+        needed, room = max(rows, key=lambda row: row[1] - row[0])
+        return _box(question, needed, room, "")
+    about = _about(plan, question.key)
+    return Box(question) if about is None else _box(question, about, plan.room, "about ")
+
+
+def _box(question: Question, needed: float, room: float, words: str) -> Box:
+    return Box(question, f"{words}{gib(needed)} of {gib(room)}", "yes" if needed <= room else "no")
 
 
 def _about(plan: Plan, key: str) -> float | None:
@@ -131,7 +145,7 @@ def _shares(row: Row) -> tuple[bool, bool, bool]:
 
 
 TESTS: dict[str, Callable[[Row], bool]] = {
-    "one": lambda row: _plain(row) and row.run.devices == 1,
+    "one": lambda row: _plain(row) and _shares(row) == (False, False, False),  # ddp's devices hold what one holds
     "optimizer": lambda row: _plain(row) and _shares(row) == (True, False, False),
     "gradients": lambda row: _plain(row) and _shares(row) == (True, True, False),
     "parameters": lambda row: _plain(row) and _shares(row) == (True, True, True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from drivetrain.config.engines import EngineBlock
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.plan.calibration import DeviceSpeeds
@@ -31,13 +32,18 @@ def room_of_a_rank(run: RunConfig, machine: Machine) -> int:
 
 def with_held(costs: StepCosts, run: RunConfig, machine: Machine) -> StepCosts:
     """Returns the costs with what the allocator holds for their tensors as reserved memory."""
-    on_gpu = HELD_ON_GPU_OF_PIECES if run.engine.gives_pieces else HELD_ON_GPU
-    held = HELD_ON_CPU if machine.device == "cpu" else on_gpu
+    held = held_by(run.engine, machine)
 
     def of(costs: StepCosts) -> StepCosts:
         return replace(costs, memory=replace(costs.memory, reserved=round(held * costs.memory.allocated)))
 
     return replace(of(costs), by_rank={rank: of(each) for rank, each in costs.by_rank.items()})
+
+
+def held_by(engine: EngineBlock, machine: Machine) -> float:
+    """Returns the bytes that the allocator holds for each byte of tensors, at the peak."""
+    on_gpu = HELD_ON_GPU_OF_PIECES if engine.gives_pieces else HELD_ON_GPU
+    return HELD_ON_CPU if machine.device == "cpu" else on_gpu
 
 
 def unseen_bytes(machine: Machine, speeds: DeviceSpeeds | None) -> tuple[int, int]:

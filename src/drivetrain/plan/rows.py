@@ -46,6 +46,11 @@ class Row:
         return None if self.costs is None else self.costs.memory.reserved + self.unseen[1]
 
     @property
+    def room(self) -> float:
+        """The bytes that a rank has for tensors, without the margin and the most that no trace sees."""
+        return self.capacity * (1 - MARGIN) - self.unseen[1]
+
+    @property
     def host_bytes(self) -> int:
         """The bytes that the ranks of a node keep in its host's memory, or on its disk, for their GPUs."""
         return 0 if self.costs is None else self.costs.memory.host * (self.run.world_size // self.run.nodes)
@@ -114,7 +119,7 @@ class Plan:
     rows: tuple[Row, ...]
     choice: Row | None
     base: StepCosts | None = None
-    room: float = 0.0  # bytes for tensors on a device, without the margin and what no trace sees
+    room: float = 0.0  # bytes for tensors of one process, without the margin and what no trace sees
     notes: tuple[str, ...] = ()
     offers: tuple[str, ...] = ()  # ways that change the result, or that need another machine
     steps: int | None = None  # of the whole run, for rows that have none of their own

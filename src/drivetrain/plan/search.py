@@ -30,7 +30,7 @@ from drivetrain.plan.rows import (
     row,
     significant_bits,
 )
-from drivetrain.plan.search_alone import Looked, OneProcess, least_samples
+from drivetrain.plan.search_alone import Looked, OneProcess, alone, least_samples
 from drivetrain.plan.search_offers import offers
 from drivetrain.plan.search_space import Family, Space, families
 from drivetrain.plan.step_costs import StepCosts
@@ -63,7 +63,7 @@ def search(
         rows=tuple(ordered),
         choice=choice,
         base=one,
-        room=room_for_tensors(base, estimator),
+        room=room_for_tensors(alone(base, space.precisions[0], 1), estimator),
         notes=tuple(looking.notes),
         offers=tuple(offers(base, space.precisions, choice, one, estimator, looking.costs_of)),
         steps=steps,
@@ -119,8 +119,8 @@ class Search:
         """Traces the choice and the best rows themselves, until those that are the best then are."""
         while best := self._untraced_best():
             (looked, size), *others = best
-            self._estimator.expect(each.family.traced_as(self._own_cut(each, other)) for each, other in others)
-            if self._trace(looked, self._own_cut(looked, size), quick=False):
+            self._estimator.expect(each.family.traced_as(each.family.own_cut(other)) for each, other in others)
+            if self._trace(looked, looked.family.own_cut(size), quick=False):
                 self._fill(looked)
             else:
                 del looked.rows[size]
@@ -208,11 +208,6 @@ class Search:
         choice = chosen([each for each, _, _ in best])
         best = [*(found for found in best if found[0] is choice), *best[:BEST]]
         return [(looked, size) for _, looked, size in best if not self._is_traced(looked, size)]
-
-    @staticmethod
-    def _own_cut(looked: Looked, size: int) -> Cut:
-        """Returns the cut that shows all of this micro-batch."""
-        return looked.family.at(size)[1].shortened(looked.family.run.engine.stages)
 
     def _expect(self, family: Family, others: list[Family]) -> None:
         """Has the smallest micro-batch of others traced ahead, which will probably be looked at after the family; where

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from drivetrain.config.engines import SINGLE
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
-from drivetrain.plan.derive import Cut, Derivation, cuts_to_trace
+from drivetrain.plan.derive import Cut, Derivation
 from drivetrain.plan.estimator import Estimator, NotPlanned
 from drivetrain.plan.rows import Row
 from drivetrain.plan.search_bounds import NOTHING, Extra
@@ -45,7 +46,9 @@ class OneProcess:
 
     def __init__(self, base: RunConfig, estimator: Estimator, least: int, trace: Callable[[Looked, Cut], bool]) -> None:
         self._base, self._least, self._trace = base, least, trace
-        self._batch = with_global_batch(base, estimator.nodes * estimator.devices_per_node).global_batch
+        whole = with_global_batch(base, estimator.host)
+        self._batch, made = whole.global_batch, math.ceil(whole.workload.samples_made)
+        self._samples = min(whole.step_samples, max(SAMPLES, 2 * made))  # two prompts' tell a sample from a step
         self._found: dict[str, Derivation | None] = {}  # by precision
         self._extras: dict[tuple[str, object, bool], Extra] = {}
 
@@ -57,8 +60,7 @@ class OneProcess:
     def at_any_cut(self, precision: str) -> Derivation | None:
         """Returns one process's traces in a precision; None where it cannot be traced so."""
         if precision not in self._found:
-            samples = min(self._batch, SAMPLES)
-            looked = Looked(Family(self._run(precision), samples, (self._least,), least=self._least))
+            looked = Looked(self._family(self._run(precision)))
             done = [self._trace(looked, cut) for cut in looked.family.cuts]
             self._found[precision] = looked.derivation if all(done) else None
         return self._found[precision]
@@ -74,11 +76,14 @@ class OneProcess:
     def _measured_extra(self, run: RunConfig) -> Extra:
         one = self.at_any_cut(run.precision)
         options = {"recompute": run.recompute, "offload_activations": run.offload_activations}
-        cut = cuts_to_trace(min(self._batch, SAMPLES), 1, self._least)[0]
-        looked = Looked(Family(self._run(run.precision).model_copy(update=options), cut.samples, (cut.size,)))
+        looked = Looked(self._family(self._run(run.precision).model_copy(update=options)))
+        cut = looked.family.cuts[0]
         if one is None or not self._trace(looked, cut):
             return NOTHING
         return Extra.of(one.at(cut), looked.traced[cut])
+
+    def _family(self, run: RunConfig) -> Family:
+        return Family(run, self._samples, (self._least,), least=self._least)
 
     def _run(self, precision: str) -> RunConfig:
         return alone(self._base, precision, self._batch)

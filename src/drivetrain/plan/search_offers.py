@@ -6,16 +6,19 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from drivetrain.config import rules
+from drivetrain.config.engines import ENGINE
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
-from drivetrain.plan.derive import Cut
 from drivetrain.plan.estimator import Estimator, NotPlanned
+from drivetrain.plan.room import held_by
 from drivetrain.plan.rows import Row, gib, room_for_tensors
-from drivetrain.plan.search_space import Family
+from drivetrain.plan.search_alone import alone
+from drivetrain.plan.search_space import Family, rank_samples
 from drivetrain.plan.step_costs import StepCosts
 
 STATE = ("parameters", "gradients", "optimizer")
+SHARING = ENGINE.validate_python({"name": "fsdp"})  # the engine that more devices are offered with
 
 
 def offers(
@@ -36,11 +39,14 @@ def offers(
         return
     state = sum(one.memory.parts.get(name, 0) for name in STATE)  # type: ignore[call-overload]
     beside = one.memory.allocated - state
-    room = room_for_tensors(base, estimator) - beside
-    if room > 0:
+    held = held_by(SHARING, estimator.host)
+    room = room_for_tensors(alone(base, asked[0], 1), estimator) / held - beside
+    count = math.ceil(state / room) if room > 0 else 0
+    if count > estimator.nodes * estimator.devices_per_node:  # else more than this sum is short
         yield (
-            f"{math.ceil(state / room):,} such devices each hold their share of {gib(state)} of parameters, gradients "
-            f"and optimizer state beside {gib(beside)} of one sample's step (engine=fsdp), by the sum alone"
+            f"{count:,} such devices each hold their share of {gib(state)} of parameters, gradients and optimizer "
+            f"state beside {gib(beside)} of one sample's step (engine=fsdp), by the sum alone, at {held:g} bytes in "
+            "the allocator for each of a tensor"
         )
     if estimator.host.device == "cuda" and not base.engine.keeps_elsewhere:
         yield (
@@ -70,11 +76,10 @@ def _quicker(
     run = choice.run.model_copy(update={"precision": precision})
     if precision not in _native(estimator.host) or rules.judged(run, [], estimator.host)[1]:
         return
-    samples = -(-run.global_batch // run.data_parallel_size)
+    samples = rank_samples(run)
     size = min(run.micro_batch_limit or samples, samples)
-    part = Cut.of(samples, size).shortened(run.engine.stages)
-    family = Family(run, samples, (size,))
-    same = Family(choice.run, samples, (size,))
+    family, same = (Family(each, samples, (size,)) for each in (run, choice.run))
+    part = family.own_cut(size)
     try:
         there, here = costs_of(family.traced_as(part)), costs_of(same.traced_as(part))
     except (UserError, NotPlanned):

@@ -6,16 +6,18 @@ What the run file or the command line sets is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drivetrain.config import rules
 from drivetrain.config.engines import ENGINE, EngineBlock
 from drivetrain.config.machine import Machine
+from drivetrain.config.resolve import resolved
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
 from drivetrain.plan.derive import Cut, cuts_to_trace
+from drivetrain.plan.whole_prompts import Prompts
 
 # simplest first: of ways that are equally quick the first one is chosen
 ENGINES: tuple[dict[str, Any], ...] = (
@@ -26,7 +28,7 @@ ENGINES: tuple[dict[str, Any], ...] = (
     {"name": "fsdp", "reshard": False},
     *({"name": "deepspeed", "stage": stage} for stage in (1, 2, 3)),
 )
-SEARCHED = ("recompute", "offload_activations", "micro_batch_size", "processes")
+SEARCHED = ("recompute", "offload_activations", "micro_batch_size", "processes", "nodes")
 RECOMPUTE: tuple[bool | str, ...] = (False, "selective", True)
 
 
@@ -54,7 +56,17 @@ class Family:
     @property
     def cuts(self) -> list[Cut]:
         """The cuts whose traces give those of every size, the smallest first."""
-        return cuts_to_trace(self.samples, self.run.engine.stages, self.least)
+        return self.of_whole_prompts(cuts_to_trace(self.samples, self.run.engine.stages, self.least), self.least)
+
+    def of_whole_prompts(self, cuts: Iterable[Cut], least: int) -> list[Cut]:
+        """Returns cuts that a step can have in place of others: the same ones, unless the model makes the samples.
+        least: the micro-batch that those of several small ones have."""
+        return self._prompts.cuts(cuts, least)
+
+    def own_cut(self, size: int) -> Cut:
+        """Returns the cut that shows all that is held with a micro-batch, of few samples where that is enough."""
+        _, whole = self.at(size)
+        return self._prompts.with_size(whole.shortened(self.run.engine.stages)) or whole
 
     def from_least(self, least: int) -> Family | None:
         """Returns the family with micro-batches of at least so many samples, the last of a step included; None where
@@ -68,9 +80,14 @@ class Family:
         return run, Cut.of(self.samples, size)
 
     def traced_as(self, cut: Cut) -> RunConfig:
-        """Returns the run that takes a cut which need not have all of a step's samples."""
-        batch = cut.samples * self.run.data_parallel_size
+        """Returns the run that takes a cut which need not have all of a step's samples. Its batch is of prompts, where
+        the model makes the samples."""
+        batch = self._prompts.giving(cut.samples)
         return self.run.model_copy(update={"micro_batch_size": cut.size, "batch_size": batch})
+
+    @property
+    def _prompts(self) -> Prompts:
+        return Prompts.of_run(self.run)
 
     @property
     def key(self) -> str:
@@ -108,7 +125,7 @@ def families(base: RunConfig, space: Space, host: Machine, nodes: int, devices_p
     base: the user's run, with the engine of its file. host: one of `nodes` machines with as many devices.
     """
     found = Families()
-    base = with_global_batch(base, nodes * devices_per_node)
+    base = with_global_batch(base, host)
     for place, (engine, processes, machines) in enumerate(_spread(base, space, host, nodes, devices_per_node)):
         for precision in space.precisions:
             for order, options in enumerate(_options(base, space)):
@@ -122,12 +139,15 @@ def families(base: RunConfig, space: Space, host: Machine, nodes: int, devices_p
     return found
 
 
-def with_global_batch(run: RunConfig, devices: int) -> RunConfig:
-    """Returns the run with its batch as a number over all devices, since engines differ in how many share it."""
-    if run.batch_size is not None or run.batch_size_per_device is None:
+def with_global_batch(run: RunConfig, host: Machine) -> RunConfig:
+    """Returns the run with its batch as a number over all of its own devices, since engines differ in how many share
+    it. host: one machine, which decides the devices of a run that names none."""
+    if run.batch_size is not None:
         return run
-    batch = run.batch_size_per_device * (devices if run.engine.traits.spreads else 1)
-    return run.model_copy(update={"batch_size": batch, "batch_size_per_device": None})
+    own = resolved(run, host)
+    if own.batch_size is None and own.batch_size_per_device is None:
+        return run  # which the rules refuse
+    return run.model_copy(update={"batch_size": own.global_batch, "batch_size_per_device": None})
 
 
 def _without_size(base: RunConfig, space: Space) -> dict[str, Any]:
@@ -135,10 +155,15 @@ def _without_size(base: RunConfig, space: Space) -> dict[str, Any]:
 
 
 def _family(run: RunConfig, space: Space, rank: tuple[int, ...]) -> Family:
-    samples = -(-run.global_batch // run.data_parallel_size)
+    samples = rank_samples(run)
     if "micro_batch_size" in space.fixed and run.micro_batch_limit is not None:
         return Family(run, samples, (min(run.micro_batch_limit, samples),), rank)
     return Family(run, samples, tuple(sizes(samples, run.engine.stages)), rank)
+
+
+def rank_samples(run: RunConfig) -> int:
+    """Returns the samples of a rank in a step, those that the model makes counted."""
+    return -(-run.step_samples // run.data_parallel_size)
 
 
 def sizes(samples: int, stages: int) -> list[int]:
@@ -159,12 +184,14 @@ def _spread(
     base: RunConfig, space: Space, host: Machine, nodes: int, devices_per_node: int
 ) -> Iterator[tuple[EngineBlock, int | None, int]]:
     """Yields (engine, processes a node, nodes)."""
+    is_fixed = "nodes" in space.fixed
+    nodes = base.nodes if is_fixed else nodes
     for processes in _process_counts(base, space, host, devices_per_node):
         world = processes * nodes
         for engine in space.engines or (*_engines(nodes, processes), *meshes(world, processes)):
             if not engine.traits.spreads:
                 if processes == max(_process_counts(base, space, host, devices_per_node)):
-                    yield engine, None, 1
+                    yield engine, None, nodes if is_fixed else 1
             elif world > 1 or space.engines is not None:
                 yield engine, processes, nodes
 

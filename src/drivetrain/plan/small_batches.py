@@ -20,10 +20,10 @@ def measured_costs(run: RunConfig, machine: Machine, workload: Workload) -> Step
 
     Raises what the model raises.
     """
-    samples = run.global_batch
+    samples = run.step_samples
     cut = Cut.of(samples, min(run.micro_batch_limit or samples, samples))
     family = Family(run, samples, (cut.size,))
-    cuts = [cut] if cut.size <= LARGER else _small(min(2, cut.count))
+    cuts = [cut] if cut.size <= LARGER else family.of_whole_prompts(_small(min(2, cut.count)), SMALL)
     measured = {each: measured_step_costs(family.traced_as(each), machine, workload) for each in cuts}
     found = Derivation(measured).at(cut)
     taken = sum(each.seconds_taken for each in measured.values())

@@ -137,7 +137,7 @@ class MeshEngine(EngineBlock):
             yield from self.arithmetic(run.world_size, where)
         yield from self._options_without_degree(run.world_size, where)
         if run.micro_batch_limit is not None and (run.batch_size is not None or run.batch_size_per_device is not None):
-            share = -(-run.global_batch // run.data_parallel_size)
+            share = -(-run.step_samples // run.data_parallel_size)
             yield from self._idle_stages(share, run.micro_batch_limit)
         if self.schedule == "zero_bubble" and run.compile is True:
             why = "it takes backward passes apart, which PyTorch cannot do with compiled blocks"
@@ -167,7 +167,7 @@ class MeshEngine(EngineBlock):
     def _idle_stages(self, share: int, micro_batch: int) -> Iterator[Problem]:
         """Reports fewer micro-batches than stages: the missing ones would be made up, and would not count.
 
-        share: samples of the global batch that a data rank has.
+        share: samples of a step that a data rank has, those that the model makes counted.
         """
         pieces = -(-share // micro_batch)
         if pieces < min(self.pp, share):
