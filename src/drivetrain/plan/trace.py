@@ -11,7 +11,7 @@ import os
 import time
 import traceback
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -27,6 +27,7 @@ from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError, UserError
 from drivetrain.measure import flops, observer
 from drivetrain.measure.memory import TensorPeak
+from drivetrain.memory.garbage import set_imports_apart
 from drivetrain.models.planned_device import planned_for
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.plan import cuda_functions, fake_mode, trace_answers, trace_model
@@ -100,6 +101,7 @@ def _why(error: BaseException) -> str:
 
 
 def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int | None) -> StepTrace:
+    set_imports_apart()
     of_model, of_stage = (blocks, None) if run.engine.stages == 1 else (None, blocks)
     # Accelerate wraps a model as its driver's own engine does, but asks for numbers and a network meanwhile (its FSDP
     # frees what lies outside of the blocks after forward, which is more). No disk takes what has no numbers
@@ -182,8 +184,9 @@ class Record:
         """
         stand_ins = [max(batches, key=_size)] * STAND_INS if len(batches) > FEW and not in_flight else batches
         share = 1.0
-        with self._host, self.memory:
-            self._host.track(engine.tensors())
+        with self._host if self._offloads else nullcontext(), self.memory:
+            if self._offloads:
+                self._host.track(engine.tensors())
             _note_held(self.memory, engine, batches)
             _step(engine, stand_ins[:2], self.memory)
             if stand_ins is not batches:
