@@ -3,7 +3,7 @@
 A step of few rows reads every weight for few products. PyTorch's kernels take a weight as it lies and bring it into
 their own order in each step; oneDNN's can have that done once, for any number of rows (what torch.compile's Inductor
 calls prepacking). On an AMD EPYC the products of a step of 1 to 16 rows took a half to a third of the time, of 64 rows
-two thirds, and of a prompt nine tenths (bench/prepacked.py). The order costs a copy of the weights, so only
+a half, and of a prompt three quarters (bench/prepacked.py). The order costs a copy of the weights, so only
 as many are copied as a share of the free memory holds.
 """
 
