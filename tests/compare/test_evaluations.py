@@ -14,9 +14,18 @@ from scipy import stats
 from drivetrain.compare.evaluations import Evaluation, difference, interval, table_of
 from drivetrain.compare.scores import Scores
 from tests.generation.test_prompts import run_file, trained
+from tests.importing.made import small
 from tests.tiny_language import talk, write_lines
 
 Run = Callable[..., tuple[int, str, str]]
+OWN = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+model, loss = nn.Linear(2, 1), nn.MSELoss()
+train_data = evaluation_data = TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+"""
 
 
 def answers(right: np.ndarray, samples: str = "same") -> Scores:
@@ -137,6 +146,24 @@ def test_all_that_is_wrong_with_several_is_reported_before_the_first(drivetrain:
     code, _, err = drivetrain("evaluate", "batch_size=4")
     assert code == 2
     assert "only overrides were given" in " ".join(err.split())
+
+
+def test_data_for_a_run_that_takes_none_are_refused_by_their_option(
+    drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = drivetrain("train", str(small(tmp_path)), "output=digits", "loop.steps=1", "--quiet")
+    assert code == 0, err
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.yaml").write_text("workload: {type: module, path: own.py}\nbatch_size: 8\nloop: {steps: 1}\n")
+    code, _, err = drivetrain("train", "own.yaml", "output=own", "--quiet")
+    assert code == 0, err
+    code, _, err = drivetrain("evaluate", "digits", "own", "--data", "two.jsonl")
+    told = " ".join(err.split())
+    assert code == 2
+    assert "digits: --data two.jsonl: digits are bundled and take no path own:" in told
+    assert "own: --data two.jsonl: the run's workload takes no data by their path leave it out" in told
+    assert "workload.data" not in told
 
 
 @pytest.mark.usefixtures("out")

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from drivetrain.errors import Problem, UserError
+from drivetrain.importing.key_reader import KeyReader, in_turn
 from drivetrain.importing.recognise import KINDS
+from drivetrain.importing.translated_file import Source, TranslatedFile
 from drivetrain.importing.verb import Imported
 from drivetrain.importing.xtuner_keys import RUNNER
 from tests.importing.made import imported, keys_of
@@ -54,6 +56,11 @@ MARKS = {
     "deepspeed": {"zero_optimization": {"stage": 1}},
     "llama_factory": {"template": "x"},
     "training_arguments": {"output_dir": "x"},
+    "trl_grpo": {"num_generations": 8},
+    "trl_dpo": {"loss_type": "sigmoid", "ld_alpha": 1.0},
+    "trl_kto": {"desirable_weight": 1.0},
+    "trl_reward": {"center_rewards_coefficient": 0.1},
+    "trl_gkd": {"lmbda": 0.5},
 }
 
 
@@ -68,6 +75,17 @@ def test_any_values_end_in_a_run_file_or_in_words(kind: str, data: st.DataObject
     if found is not None:
         noted = {note.key for _, note in found.notes}
         assert {key for key in keys_of(raw) if key not in noted} == set()
+
+
+def test_values_on_which_a_group_of_keys_fails_are_named() -> None:
+    found = TranslatedFile(Source("given.json", "trl_dpo", {"one": 0, "other": 2, "unread": 3}, Path(), "block."))
+    given = KeyReader(found.source.raw, found, found.source.prefix)
+    in_turn(given, [lambda keys: print(keys.take("other") / keys.take("one")), lambda keys: keys.off("unread")])
+    [problem] = found.problems
+    assert (problem.field, problem.why) == ("block.one, block.other", "no sense can be made of one=0, other=2")
+    assert [note.key for note in found.notes] == ["block.unread"]
+    with pytest.raises(ZeroDivisionError):  # a mistake of the code, which no value can cure
+        in_turn(given, [lambda _: print(1 / 0)])
 
 
 @JUNK

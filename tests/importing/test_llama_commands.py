@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from typer.main import get_command
 
 from drivetrain.cli.app import app
+from drivetrain.errors import UserError
 from drivetrain.importing.llama_commands import commands, only_answers, translated
 from drivetrain.importing.recognise import KINDS
 from drivetrain.importing.translated_file import Source
@@ -227,6 +228,30 @@ def test_a_training_that_predicts_and_exports_has_a_run_file_and_the_commands(
     assert [line.split()[1] for line in out.splitlines() if line.startswith("drivetrain ")] == [
         "predict", "predict", "export"
     ], err  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        ({**INFER, "temperature": 5}, {"temperature": "5 was given, and drivetrain chat takes 0 to 2"}),
+        ({**INFER, "max_new_tokens": 0, "temperature": -1}, {"max_new_tokens": "1 or more", "temperature": "0 to 2"}),
+        ({**INFER, "max_new_tokens": 2.5}, {"max_new_tokens": "2.5 was given"}),
+        ({**PREDICT, "max_new_tokens": 0}, {"max_new_tokens": "drivetrain predict takes 1 or more"}),
+        ({**PREDICT, "temperature": -0.5}, {"temperature": "drivetrain predict takes 0 or more"}),
+        ({**QUESTIONS, "n_shot": -5}, {"n_shot": "-5 was given, and drivetrain evaluate takes 0 or more"}),
+        ({**MERGE, "export_size": 0}, {"export_size": "0 was given, and drivetrain export takes 1 or more"}),
+    ],
+)
+def test_numbers_that_the_verbs_refuse_give_no_command(raw: dict[str, Any], told: dict[str, str]) -> None:
+    with pytest.raises(UserError) as refused:
+        commands(raw)
+    assert {each.field for each in refused.value.problems} == told.keys()
+    assert all(told[each.field] in each.why for each in refused.value.problems)
+
+
+@pytest.mark.parametrize("raw", [{**PREDICT, "temperature": 5}, {**INFER, "temperature": -1, "do_sample": False}])
+def test_a_temperature_that_a_verb_takes_or_does_not_read_is_not_refused(raw: dict[str, Any]) -> None:
+    assert commands(raw)
 
 
 @pytest.mark.parametrize(("key", "value"), [("export_size", "many"), ("do_predict", "perhaps")])

@@ -82,6 +82,11 @@ def test_what_would_train_something_else_is_refused(tmp_path: Path, given: dict[
         ({"reward_funcs": ["brevity"]}, "brevity is not known"),
         ({"reward_weights": [1.0]}, "1 were given for 2 rewards"),
         ({"reward_weights": ["high", 1.0]}, "'high' was given"),
+        ({"reward_funcs": [{"a": "b"}]}, "{'a': 'b'} is not known"),
+        ({"reward_funcs": [3.5]}, "3.5 is not known"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: 0 was given\n    give 1 or more"),
+        ({"num_generations": 0}, "num_generations: 0 was given\n    give 1 or more"),
+        ({"steps_per_generation": -2}, "steps_per_generation: -2 was given\n    give 1 or more"),
     ],
 )
 def test_what_cannot_be_read_is_an_error(tmp_path: Path, given: dict[str, Any], why: str) -> None:

@@ -40,6 +40,8 @@ def run_of(folder: Path, **given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     [
         ({"loss_type": "hinge"}, "dpo", {"loss": "hinge", "beta": 0.1}),
         ({"loss_type": ["sigmoid", "sft"], "loss_weights": [0.8, 0.2]}, "dpo", {"loss": {"sigmoid": 0.8, "sft": 0.2}}),
+        ({"loss_type": "ipo", "loss_weights": 0.5}, "dpo", {"loss": {"ipo": 0.5}}),
+        ({"loss_type": ["sigmoid", "sigmoid"]}, "dpo", {"loss": {"sigmoid": 2.0}}),
         ({"loss_type": "robust", "label_smoothing": 0.2}, "dpo", {"loss": "robust", "label_smoothing": 0.2}),
         ({"f_divergence_type": "js_divergence"}, "dpo", {"divergence": "js"}),
         (
@@ -94,6 +96,27 @@ def test_what_would_train_something_else_is_refused(tmp_path: Path, given: dict[
     [note] = [note for _, note in found.notes if note.key == key]
     assert (note.fate, note.alters) == ("refused", True)
     assert why in note.why
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "why"),
+    [
+        ({"loss_type": "ipo", "loss_weights": [1.0, 0.5]}, "loss_weights", "2 were given for 1 loss"),
+        ({"loss_type": ["ipo", "sft"], "loss_weights": 0.5}, "loss_weights", "1 were given for 2 losses"),
+        ({"loss_type": ["ipo", "sft"], "loss_weights": ["high", 1.0]}, "loss_weights", "'high' was given"),
+        ({"loss_type": [], "ld_alpha": 1.0}, "loss_type", "it names no loss"),
+    ],
+    ids=str,
+)
+def test_losses_and_weights_that_do_not_belong_together_are_refused(
+    tmp_path: Path, given: dict[str, Any], key: str, why: str
+) -> None:
+    (tmp_path / "given.json").write_text(json.dumps({**MODEL, **given}))
+    with pytest.raises(UserError) as refused:
+        imported(tmp_path, tmp_path / "given.json")
+    [found] = refused.value.problems
+    assert found.field.endswith(f": {key}")
+    assert why in found.why
 
 
 @pytest.mark.parametrize("kind", TRAINERS)

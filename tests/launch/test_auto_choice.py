@@ -113,6 +113,8 @@ def test_only_what_departs_by_more_than_a_tenth_is_reported() -> None:
     assert told == "the peak of tensors was 2,048.0 MiB, planned 1,024.0 MiB: +100%"
     (told,) = report(peak_memory={"tensor": 2**30}, samples_per_second=50.0)
     assert told == "the rate was 50 samples/s, planned 100 samples/s: -50%"
+    (told,) = report(peak_memory={"tensor": 2**30}, samples_per_second=11_900.0)
+    assert told == "the rate was 11,900 samples/s, planned 100 samples/s: +11800%"
 
 
 @pytest.mark.usefixtures("one_device", "here")

@@ -100,3 +100,23 @@ def test_sequences_end_to_end_are_counted_one_by_one() -> None:
     assert forward(*tensors, starts, starts, 8, 8, True, out_val=None) == 4 * once
     found = backward(tensors[0], *tensors, None, None, starts, starts, 8, 8, True, out_val=None)
     assert found == 10 * once
+
+
+def test_products_of_groups_are_counted_as_one_product_of_all_their_rows() -> None:
+    ends = torch.tensor([4, 4, 16], dtype=torch.int32)  # the second group is empty
+    rows, matrices = torch.randn(16, 8, requires_grad=True), torch.randn(3, 8, 32, requires_grad=True)
+    with FlopCount() as count:
+        torch._grouped_mm(rows, matrices, ends).square().sum().backward()
+    assert count.total == 3 * 2 * 16 * 8 * 32
+    with FlopCount() as count, torch.no_grad():
+        torch._grouped_mm(torch.randn(3, 4, 8), matrices)
+    assert count.total == 3 * 2 * 4 * 8 * 32
+
+
+def test_transformers_own_product_of_groups_is_counted_alike() -> None:
+    pytest.importorskip("transformers.integrations.moe")
+    ends = torch.tensor([4, 4, 16], dtype=torch.int32)
+    rows, matrices = torch.randn(16, 8, requires_grad=True), torch.randn(3, 8, 32, requires_grad=True)
+    with FlopCount() as count:
+        torch.ops.transformers.grouped_mm_fallback(rows, matrices, ends).square().sum().backward()
+    assert count.total == 3 * 2 * 16 * 8 * 32

@@ -145,3 +145,41 @@ def test_what_follows_batch_norm_lies_as_a_cpus_kernel_puts_it(size: tuple[int, 
         for _ in range(2):
             fake = F.batch_norm(mode.from_tensor(given), None, None, training=True)
             assert fake.stride() == real.stride()
+
+
+GROUPS = torch.tensor([4, 4, 16], dtype=torch.int32)  # ends, of which the second group is empty
+
+
+def grouped(dtype: torch.dtype, first: int, second: int, columns: int = 6) -> list[Tensor]:
+    """Returns what a product of groups takes: matrices of two or three dimensions, and the ends of groups."""
+    of_first = torch.ones(3, 16, 8, dtype=dtype) if first == 3 else torch.ones(16, 16, dtype=dtype)
+    inner = of_first.shape[-1]
+    if first == 2 and second == 3:
+        of_first, inner = torch.ones(16, 8, dtype=dtype), 8
+    columns = 16 if second == 2 else columns
+    turned = torch.ones((3, columns, inner)[3 - second :], dtype=dtype)  # whose rows begin at multiples of 16 bytes
+    offsets = [] if first == second == 3 else [GROUPS]
+    return [of_first, turned.transpose(-2, -1), *offsets]
+
+
+@pytest.mark.parametrize("dims", [(2, 3), (3, 2), (2, 2), (3, 3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_product_of_groups_lies_in_memory_as_the_operator_puts_it(dtype: torch.dtype, dims: tuple[int, int]) -> None:
+    given = grouped(dtype, *dims)
+    real = torch._grouped_mm(*given)
+    mode = QuickFakeMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(each) for each in given]
+    with mode:
+        for _ in range(2):
+            assert described(torch._grouped_mm(*fakes), fakes[0]) == described(real, given[0])
+
+
+def test_a_product_of_groups_is_refused_without_numbers_where_it_is_with_them() -> None:
+    rows, matrices, ends = grouped(torch.float32, 2, 3)
+    uneven = torch.ones(16, 7), torch.ones(3, 6, 7).transpose(-2, -1)  # rows begin at multiples of 28 bytes
+    for case in ((*uneven, ends), (rows.double(), matrices.double(), ends), (rows, matrices)):
+        mode = QuickFakeMode(allow_non_fake_inputs=True)
+        with pytest.raises(RuntimeError):
+            torch._grouped_mm(*case)
+        with mode, pytest.raises(RuntimeError):
+            torch._grouped_mm(*(mode.from_tensor(each) for each in case))

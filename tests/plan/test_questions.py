@@ -162,7 +162,17 @@ def test_the_questions_say_what_their_bytes_are(plan: Plan) -> None:
 
 def test_the_page_of_a_plan_without_a_choice_can_be_written(base: RunConfig) -> None:
     page = as_html(search(base, SPACE, large(memory=16 * 2**30)), "run", "")
-    assert "Nothing that was looked at fits" in page
+    assert "<strong>no way of those asked fits</strong>" in page
+
+
+def test_the_page_of_a_machine_of_unknown_speed_says_what_fits(base: RunConfig) -> None:
+    found = replace(search(base, SPACE, large(memory=400 * 2**30)).rows[0], timing=None, overrides=())
+    plan = Plan("this machine", 1, (found,), None)
+    page = as_html(plan, "run", "")
+    assert f"<strong>{found.run.engine.label}: fits; the time of a step is not known</strong>" in page
+    assert "Nothing" not in page
+    assert "<td><code>as it is</code></td>" in page, "a way that no override leads to has a name as well"
+    assert next(explained(plan, found.run.engine.label)) == "as it is: fits"
 
 
 def test_the_chart_in_the_docs_is_the_general_one() -> None:

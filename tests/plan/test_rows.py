@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drivetrain.config.run import RunConfig
-from drivetrain.plan.columns import columns
+from drivetrain.plan.columns import COST, columns
 from drivetrain.plan.rows import Plan, Row, chosen, in_order, row
 from drivetrain.plan.step_costs import StepCosts, StepMemory
 from tests.plan.costs import costs
@@ -96,6 +96,22 @@ def shown(rows: list[Row]) -> dict[str, str]:
 def test_the_figure_stands_in_the_table_only_where_something_lies_there(run: RunConfig) -> None:
     assert shown([row(run, run, holding(15), LARGE)])["host memory a node"] == "60.0 GiB of 64.0 GiB"
     assert "host memory a node" not in shown([row(run, run, holding(0), LARGE)])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rate", "cost"),
+    [(8 / 11_900, "11,900 samples", "0.00075"), (8 / 1234.5, "1,234 samples", "0.0072"), (0.25, "32 samples", "0.28")],
+)
+def test_rates_and_costs_are_written_without_exponents_and_never_as_nothing(
+    run: RunConfig, seconds: float, rate: str, cost: str
+) -> None:
+    timed = replace(row(run, run, holding(1), LARGE), timing=Took(seconds))
+    plan = Plan("x", 8, (timed,), None, steps=1000, price=0.5)
+    texts = {column.name: column.text(plan, timed) for column in columns(plan)}
+    assert (texts["a second"], texts["cost"]) == (rate, cost)
+    whole = replace(plan, steps=1_000_000_000)
+    assert COST.text(whole, timed) == f"{whole.cost(timed):,.2f}"
+    assert COST.text(replace(plan, price=0.0), timed) == "0.00"
 
 
 def test_with_a_disk_the_time_is_not_known_and_the_row_says_so(run: RunConfig) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from drivetrain.plan.estimate import Traced
 from drivetrain.plan.machines import this_machine
 from drivetrain.plan.rows import Plan
 from drivetrain.plan.stand_ins import with_made_data
+from drivetrain.runtime import scratch
 from tests.plan.measured import LLAMA
 
 BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -27,9 +31,9 @@ def run_file(folder: Path, workload: dict[str, Any]) -> Path:
     return folder / "run.yaml"
 
 
-def planned(file: Path, samples: int | None, length: int | None) -> Plan:
-    with with_made_data(file, samples, length) as made:
-        return plan_as_asked(made, [[]], Traced(this_machine(catalogue())))
+def planned(file: Path, samples: int | None, length: int | None, *overrides: str) -> Plan:
+    with with_made_data(file, samples, length, overrides) as made:
+        return plan_as_asked(made, [overrides], Traced(this_machine(catalogue())))
 
 
 def language(**more: Any) -> dict[str, Any]:
@@ -79,3 +83,54 @@ def test_one_without_the_other_and_other_workloads_are_refused(tmp_path: Path) -
     tokenised = language(model={"config": LLAMA, "tokenizer": "characters"})
     with pytest.raises(UserError, match="for bytes alone"):
         planned(run_file(tmp_path, tokenised), 64, 32)
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "texts"])
+@pytest.mark.parametrize("samples", [99_999_989, 10**9])  # a prime, and what would fill memory as a list
+def test_any_number_of_samples_is_planned_from_a_few_made_ones(tmp_path: Path, kind: str, samples: int) -> None:
+    file = run_file(tmp_path, {"pretrain": language(), "texts": texts(tmp_path)}[kind])
+    with with_made_data(file, samples, 64) as made:
+        data = json.loads(made.read_text())["workload"]["data"]
+        assert Path(data["train"]).stat().st_size < 2**22
+        plan = plan_as_asked(made, [[]], Traced(this_machine(catalogue())))
+    assert plan.steps == 2 * -(-samples // 8)
+    assert plan.rows[0].costs is not None
+    assert plan.rows[0].costs.tokens == 8 * 64
+
+
+def test_a_batch_may_be_larger_than_what_was_made(tmp_path: Path) -> None:
+    file = run_file(tmp_path, language(model={"config": {**LLAMA, "max_position_embeddings": 2**15}}))
+    with with_made_data(file, 1000, 2**15) as made:
+        assert plan_as_asked(made, [["batch_size=20"]], Traced(this_machine(catalogue()))).steps == 2 * 50
+
+
+def test_made_data_are_those_of_the_overridden_stage(tmp_path: Path) -> None:
+    file = run_file(tmp_path, language(stage="sft", data={"train": "none.jsonl", "template": "plain"}))
+    [row] = planned(file, 64, 32, "workload.stage=dpo").rows
+    assert row.costs is not None, row.reason
+    with pytest.raises(UserError, match="by itself"), with_made_data(file, 64, 32, ["workload.stage=sft,dpo"]):
+        pass
+    with with_made_data(file, 64, 32, ["engine=ddp,fsdp", "workload.model.attention=eager,sdpa"]) as made:
+        assert "conversation" not in made.read_text()
+
+
+STOPPED = """
+import sys, time
+from pathlib import Path
+from drivetrain.plan.stand_ins import with_made_data
+with with_made_data(Path(sys.argv[1]), 64, 32) as made:
+    print(made.parent, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_made_data_that_a_termination_left_go_with_the_next_launch(tmp_path: Path) -> None:
+    file = run_file(tmp_path, language())
+    process = subprocess.Popen([sys.executable, "-c", STOPPED, str(file)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    left = Path(process.stdout.readline().strip())
+    assert left.is_dir()
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    with scratch.make():
+        assert not left.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,16 @@ def asking(folder: Path) -> str:
     return str(folder / "run.yaml")
 
 
+BROKEN = """
+import torch
+def refuse(x):
+    raise RuntimeError("broken without numbers")
+library = torch.library.Library("planned", "FRAGMENT")
+library.define("broken(Tensor x) -> Tensor")
+library.impl("broken", lambda x: x.clone(), "CPU")
+library.impl("broken", refuse, "Meta")
+"""
+
 GPT2 = "{model_type: gpt2, n_embd: 32, n_layer: 4, n_head: 2, n_positions: 64}"  # drops numbers out by default
 
 
@@ -287,6 +298,55 @@ def test_recompute_of_a_model_with_dropout_is_planned_for_gpus(run_file: str) ->
         assert not problems
         parts.append(estimator.costs(run).memory.parts["activations"])
     assert parts[0] < 0.7 * parts[1]
+
+
+EXPERTS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+MIXTURES = {
+    "mixtral": {**EXPERTS, "intermediate_size": 64, "num_key_value_heads": 2, "num_local_experts": 4},
+    "qwen3_moe": {**EXPERTS, "moe_intermediate_size": 64, "num_key_value_heads": 2, "num_experts": 4},
+}
+CHOSEN = 2  # experts for each token
+
+
+def mixture(kind: str) -> list[str]:
+    config = {"model_type": kind, "num_experts_per_tok": CHOSEN, "vocab_size": 256, **MIXTURES[kind]}
+    return [f"workload.model.config={json.dumps(config)}"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16"])
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_a_mixture_of_experts_is_planned_for_gpus(kind: str, precision: str, run_file: str) -> None:
+    estimator = Traced(cluster("2xA100-80GB"))
+    run, problems = load(Path(run_file), [*mixture(kind), f"precision={precision}", "engine=ddp", "processes=2"])
+    assert run is not None, problems
+    run, problems = judged(run, problems, estimator.host)
+    assert not problems
+    costs = estimator.costs(run)
+    products = sum(each.flops for each in costs.operations if each.kind == "matmul")
+    of_experts = 6 * (4 * 32) * CHOSEN * 2 * (3 * 32 * 64)  # two layers of three matrices, for a rank's four samples
+    assert of_experts < products < 2 * of_experts
+    assert costs.memory.parts["activations"] > 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_the_planned_peak_of_a_mixture_of_experts_is_the_measured_one(precision: str, run_file: str) -> None:
+    overrides = [*mixture("mixtral"), f"precision={precision}"]
+    assert planned(run_file, overrides).memory.allocated == measured_peak(read_run(run_file, overrides))[0]
+
+
+def test_what_fails_without_numbers_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As the reason of Untraceable, and not as PyTorch's tracebacks besides."""
+    place = asking(tmp_path)
+    (tmp_path / "model.py").write_text(
+        BROKEN + ASKING.replace("x if x.sum() > -1e9 else -x", "torch.ops.planned.broken(x)")
+    )
+    with (
+        caplog.at_level(logging.ERROR),
+        pytest.raises(Untraceable, match=r"broken without numbers \(model\.py, line 4\)"),
+    ):
+        planned(place, [])
+    assert caplog.records == []
+    assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
 
 
 def test_a_model_that_asks_for_numbers_is_named(tmp_path: Path) -> None:

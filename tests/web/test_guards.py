@@ -287,6 +287,39 @@ def test_an_address_that_is_taken_is_refused_with_a_remedy(tmp_path: Path) -> No
         pass
 
 
+def test_an_address_that_cannot_be_had_names_its_option_and_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with bound(Address(unix_socket=tmp_path / "taken")), bound(Address(port=0)) as port:
+        for address, option, why, fix in (
+            (Address(unix_socket=tmp_path / "file"), "--unix-socket", "a file that is no socket is in", "remove it"),
+            (Address(unix_socket=tmp_path / "taken"), "--unix-socket", "a program listens there", "end that program"),
+            (Address(unix_socket=tmp_path / "no/s"), "--unix-socket", f"no folder {tmp_path / 'no'}", "make it"),
+            (Address(unix_socket=tmp_path / "file/s"), "--unix-socket", "Not a directory", "give another file"),
+            (Address(unix_socket=tmp_path / ("x" * 150)), "--unix-socket", "bytes, too many for a", "of at most 100"),
+            (Address(unix_socket=tmp_path / ("x" * 300)), "--unix-socket", "bytes, too many for a", "of at most 100"),
+            (Address("no-such-name.invalid"), "--host", "cannot listen on no-such-name.invalid:8000", "127.0.0.1"),
+            (Address("ä..b"), "--host", "it is no name of a machine", "127.0.0.1"),
+            (Address("192.0.2.1"), "--host", "Cannot assign requested address", "127.0.0.1"),
+            (Address(port=port.getsockname()[1]), "--port", "Address already in use", "give another --port"),
+        ):
+            with pytest.raises(UserError) as refused:
+                bound(address)
+            [found] = refused.value.problems
+            assert found.field == option, address
+            assert why in found.why, address
+            assert fix in found.fix, address
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("request_", [b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\n"
+                                      b"Upgrade: websocket\r\n\r\n", b"no request\r\n\r\n"])  # fmt: skip
+def test_requests_that_are_none_write_nothing_to_the_terminal(
+    request_: bytes, server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert server.raw(request_).startswith(b"HTTP/1.1 4")
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("host", "is_public"),
     [("127.0.0.1", False), ("127.9.9.9", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("::", True),

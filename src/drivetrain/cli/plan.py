@@ -13,6 +13,8 @@ from drivetrain.cli.arguments import RunFile, TrustOption, as_typed, path_option
 from drivetrain.cli.console import errors, output, wide
 from drivetrain.runtime.strict_json import dumps
 
+MOST = 10**15  # samples; far more than there are, and few enough for any count of them
+
 
 def plan(
     run_file: RunFile,
@@ -26,7 +28,8 @@ def plan(
     devices: Annotated[Path | None, path_option("--devices", help="YAML with devices of your own.")] = None,
     price: Annotated[float | None, typer.Option(min=0, help="Of one device for an hour.")] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="With --length: so many made samples, where the data are not there.")
+        int | None,
+        typer.Option(min=1, max=MOST, help="With --length: so many made samples, where the data are not there."),
     ] = None,
     length: Annotated[int | None, typer.Option(min=3, help="Tokens of each of --samples.")] = None,
     explain: Annotated[list[str] | None, typer.Option(help="An engine: why it is not the choice.")] = None,
@@ -35,22 +38,26 @@ def plan(
     trust: TrustOption = False,
 ) -> None:
     """Predict memory, time and cost, and find the quickest way that fits. Nothing is trained."""
-    from drivetrain.cli.plan_table import line_of, print_explanation, render
-    from drivetrain.plan.page import write_page
+    from drivetrain.cli.plan_table import explained, line_of, print_explanation, render
+    from drivetrain.plan.page import prepare, write_page
     from drivetrain.plan.planning import planned
     from drivetrain.plan.stand_ins import with_made_data
     from drivetrain.runtime.status_line import StatusLine
 
-    with with_made_data(run_file_here(run_file), samples, length) as file, StatusLine("planning") as line:
+    file = run_file_here(run_file)
+    if to is not None:
+        prepare(to)
+    with with_made_data(file, samples, length, axes or []) as file, StatusLine("planning") as line:
         found = planned(file, axes or [], machine, devices, price, trust, line.say)
     command = shlex.join(["drivetrain", "train", as_typed(run_file)])
-    if to is not None:
-        write_page(found, to, run_file.stem, "" if found.choice is None else line_of(found.choice, command))
-        errors.print(f"page, chart and rows in {escape(str(to))}", soft_wrap=True)
     if as_json:
-        typer.echo(dumps(found.as_object(), indent=2))
+        reasons = {"explained": {each: [*explained(found, each)] for each in explain}} if explain else {}
+        typer.echo(dumps(found.as_object() | reasons, indent=2))
     elif explain:
         print_explanation(found, explain, output)
     else:
         wide(output).print(render(found, command))
+    if to is not None:
+        write_page(found, to, run_file.stem, "" if found.choice is None else line_of(found.choice, command))
+        errors.print(f"page, chart and rows in {escape(str(to))}", soft_wrap=True)
     raise typer.Exit(0 if any(row.costs is not None for row in found.rows) else 1)

@@ -71,6 +71,8 @@ def _not_in_table(plan: Plan) -> Iterator[str]:
 def explained(plan: Plan, engine: str) -> Iterator[str]:
     """Yields why the ways of an engine are not the choice: their best ones beside it. engine: its label, or a part of
     it."""
+    from drivetrain.plan.columns import words_of
+
     rows = [row for row in plan.rows if engine in (row.run.engine.name, row.run.engine.label)]
     if not rows:
         known = ", ".join(dict.fromkeys(row.run.engine.label for row in plan.rows))
@@ -78,7 +80,7 @@ def explained(plan: Plan, engine: str) -> Iterator[str]:
         return
     choice = plan.choice
     for row in rows[:MOST_WAYS]:
-        yield f"{' '.join(row.overrides)}: {_why_not(row, choice)}"
+        yield f"{words_of(row)}: {_why_not(row, choice)}"
     if len(rows) > MOST_WAYS:
         yield f"{len(rows) - MOST_WAYS} more ways of {engine} are behind these"
 

@@ -19,6 +19,7 @@ from drivetrain.runtime.run_folder import run_around
 if TYPE_CHECKING:
     from drivetrain.compare.evaluations import Evaluation
 
+EVALUATION = "workload.data.evaluation"
 Start = Callable[[Checked, str, Path], Result]  # of a run, a checkpoint, and the file that takes the scores
 
 
@@ -52,12 +53,12 @@ def asked(
     found, problems = list[Asked](), list[Problem]()
     sets: list[str | None] = [*data] if data else [None]
     for one in sets:
-        given = [*overrides, *([] if one is None else [f"workload.data.evaluation={json.dumps(one)}"])]
+        given = [*overrides, *([] if one is None else [f"{EVALUATION}={json.dumps(one)}"])]
         for label, place, checkpoint in models_of(places, checkpoints):
             try:
                 ready = checked_place(place, given, checkpoint=checkpoint, trust=trust)
             except UserError as error:
-                problems += [located(label, each) for each in error.problems]
+                problems += [located(label, each if one is None else _of_option(each, one)) for each in error.problems]
             else:
                 found.append(Asked(label, ready, checkpoint, one))
     outer = OuterLauncher.here()
@@ -66,6 +67,15 @@ def asked(
         problems.append(Problem("RUN", why, "start drivetrain evaluate without it, or evaluate one at a time"))
     if problems:
         raise UserError(list(dict.fromkeys(problems)))
+    return found
+
+
+def _of_option(found: Problem, data: str) -> Problem:
+    """Returns a problem with the field that --data sets as one with --data, unless it names the data already."""
+    if found.field == EVALUATION.rpartition(".")[0]:  # a block that only this field was put into
+        return Problem(f"--data {data}", "the run's workload takes no data by their path", "leave it out")
+    if found.field == EVALUATION and data not in found.why:
+        return Problem(f"--data {data}", found.why, found.fix)
     return found
 
 

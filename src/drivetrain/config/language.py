@@ -32,7 +32,6 @@ CAUSAL = "AutoModelForCausalLM"
 class LanguageModel(WorkloadBlock):
     ACCOUNTS: ClassVar[str] = "drivetrain.workloads.language_report:accounts_without_samples"
     MADE_DATA: ClassVar[str] = "drivetrain.workloads.made_data:language"
-    MADE_DATA_REPEAT: ClassVar[bool] = True
     STREAMED: ClassVar[Sequence[str]] = ("workload.data.train.path", "workload.data.evaluation.path")
     type: Literal["language_model"] = doc("Task", "language_model")
     stage: StageName = doc("; ".join(f"{stage.name}: {stage.learns}" for stage in STAGES.values()), "pretrain")

@@ -111,9 +111,9 @@ class ImageClassification(WorkloadBlock):
     def path_problems(self) -> Iterator[Problem]:
         data = self.data
         if data.source == "digits":
-            if data.train is not None or data.evaluation is not None:
-                fix = "leave train and evaluation out"
-                yield Problem("workload.data.train", "digits are bundled and take no path", fix)
+            for name, path in (("train", data.train), ("evaluation", data.evaluation)):
+                if path is not None:
+                    yield Problem(f"workload.data.{name}", "digits are bundled and take no path", "leave it out")
             return
         if data.train is None:
             why = f"is required for source {data.source}"

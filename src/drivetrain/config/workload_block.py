@@ -65,7 +65,6 @@ class WorkloadBlock(Frozen):
         ""  # reports the rows of data sets of which no sample is left: module:function(block, seed)
     )
     MADE_DATA: ClassVar[str] = ""  # writes data of a number and length: module:function(block, folder, samples, length)
-    MADE_DATA_REPEAT: ClassVar[bool] = False  # whether a few made samples may stand for many: only their number counts
     STREAMED: ClassVar[Sequence[str]] = ()  # the fields of data that data.stream is about
     AUTO_CLASS: ClassVar[str] = ""  # the Transformers class that builds its model; "" where the user's code does
 

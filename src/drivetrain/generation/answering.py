@@ -22,6 +22,7 @@ from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.generation.local_forward import LocalForward, cells_of, stores_of
+from drivetrain.generation.prepacked_weights import prepacked
 from drivetrain.generation.requests import Answer, Piece, Receiver, Request, Sampling, joined
 from drivetrain.generation.row_stores import Batch, Choose, Forward, RowStore, WholeRows, nothing
 from drivetrain.generation.running_batch import RunningBatch
@@ -107,7 +108,7 @@ class Answering:
         found: list[Answer] = []
 
         def work(trained: nn.Module, _: Batch) -> None:
-            with self._answering(trained) as model:
+            with self._answering(trained) as model, prepacked(model):
                 forward = LocalForward(model)
                 own = language_part(model)
                 if self._stores is None:

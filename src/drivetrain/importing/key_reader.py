@@ -17,7 +17,7 @@ SWITCHES = {
     **dict.fromkeys(("false", "no", "off", "0", ""), False),
 }
 # what a handler of junk raises: it was asked for a number of a text, or for the keys of a number
-OF_JUNK = (TypeError, AttributeError, ValueError, KeyError, IndexError, OverflowError)
+OF_JUNK = (TypeError, AttributeError, ValueError, ArithmeticError, LookupError)
 
 
 @dataclass
@@ -47,8 +47,20 @@ class KeyReader:
     def number(self, name: str, default: float) -> float:
         return number(self.prefix + name, self.take(name, default))
 
-    def count(self, name: str, default: int) -> int:
-        return count(self.prefix + name, self.take(name, default))
+    def count(self, name: str, default: int, least: int | None = None) -> int:
+        found = count(self.prefix + name, self.take(name, default))
+        if least is not None and found < least:
+            raise problem(self.prefix + name, f"{found} was given", f"give {least} or more")
+        return found
+
+    def weights(self, name: str, wanted: int, things: str) -> list[float]:
+        """Returns the weights, as many as are wanted; none if none are given. things: what they are of ("2 losses")."""
+        values, key = self.take(name, []), self.prefix + name
+        listed = values if isinstance(values, list) else [values]
+        if listed and len(listed) != wanted:
+            why = f"{len(listed)} were given for {things}"
+            raise problem(key, why, "give as many weights, or leave it out")
+        return [number(key, value) for value in listed]
 
     def switch(self, name: str, default: bool = False) -> bool:
         return switch(self.prefix + name, self.take(name, default))
@@ -110,8 +122,26 @@ class KeyReader:
 
 
 def in_turn(given: KeyReader, groups: Sequence[Callable[[KeyReader], None]]) -> None:
+    """Lets each group read its keys. What one cannot read, whichever error it raises, becomes a problem."""
     for group in groups:
-        with_errors(given.found, partial(group, given))
+        with_errors(given.found, partial(_read, group, given))
+
+
+def _read(group: Callable[[KeyReader], None], given: KeyReader) -> None:
+    before, given.used = given.used, set()
+    try:
+        group(given)
+    except UserError:
+        raise
+    except OF_JUNK:
+        read = {key: value for key, value in given.raw.items() if key in given.used and value is not None}
+        if not read:  # no value of the file can be the reason
+            raise
+        values = ", ".join(f"{key}={shown(value)}" for key, value in read.items())
+        keys = ", ".join(given.prefix + key for key in read)
+        raise problem(keys, f"no sense can be made of {values}", "correct them, or leave them out") from None
+    finally:
+        given.used |= before
 
 
 def with_errors(found: TranslatedFile, work: Callable[[], None]) -> None:

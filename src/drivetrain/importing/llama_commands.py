@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from drivetrain.errors import problem
+from drivetrain.errors import problem, together
 from drivetrain.importing.key_reader import SWITCHES, KeyReader, count, in_turn, number, switch
 from drivetrain.importing.llama_command_keys import handlers
 from drivetrain.importing.translated_file import Source, TranslatedFile
@@ -41,9 +42,37 @@ OWN_BACKEND = (
 
 
 def commands(raw: Mapping[str, Any]) -> list[str]:
-    """Returns the commands, ready to be typed; none for a file that only trains. Raises UserError for a size that is no
-    number."""
+    """Returns the commands, ready to be typed; none for a file that only trains. Raises UserError for numbers that the
+    verbs refuse."""
+    together([partial(_check, raw, *bounds) for bounds in _bounds(raw)])
     return [shlex.join(command) for command in _commands(raw)]
+
+
+def _bounds(raw: Mapping[str, Any]) -> Iterator[tuple[str, str, float, float | None]]:
+    """Yields (key, verb that gets it, least, most) of the numbers in the commands."""
+    samples = raw.get("do_sample") is None or _is_on(raw, "do_sample")
+    has_model = _source(raw) is not None
+    for verb, hottest in (
+        *([("chat", 2.0)] if raw.get("infer_backend") and has_model else []),
+        *([("predict", None)] if _is_on(raw, "do_predict") else []),
+    ):
+        yield "max_new_tokens", verb, 1, None
+        if samples:
+            yield "temperature", verb, 0, hottest
+    if raw.get("task") and has_model:
+        yield "n_shot", "evaluate", 0, None
+    if raw.get("export_dir"):
+        yield "export_size", "export", 1, None
+
+
+def _check(raw: Mapping[str, Any], key: str, verb: str, least: float, most: float | None) -> None:
+    value = raw.get(key)
+    if value is None:
+        return
+    found = number(key, value) if key == "temperature" else count(key, value)
+    if found < least or (most is not None and found > most):
+        allowed = f"{least:g} or more" if most is None else f"{least:g} to {most:g}"
+        raise problem(key, f"{found:g} was given, and drivetrain {verb} takes {allowed}", f"give {allowed}")
 
 
 def only_answers(raw: Mapping[str, Any]) -> bool:

@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 from drivetrain.config.reinforcement import LOSSES, Correction
 from drivetrain.config.translation import Handler, fated, if_on, lost
-from drivetrain.errors import problem
+from drivetrain.errors import counted, problem
 from drivetrain.importing import training_arguments
-from drivetrain.importing.key_reader import KeyReader, in_turn, number
+from drivetrain.importing.key_reader import KeyReader, in_turn
 from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
 from drivetrain.importing.translated_file import Source, TranslatedFile
 from drivetrain.importing.trl_common import KEYS as COMMON
@@ -94,8 +94,8 @@ def translate(source: Source, driver: str | None) -> TranslatedFile:
 def _batch(given: KeyReader) -> None:
     """Translates the batch, which counts answers there: `steps_per_generation` micro-batches of them are drawn at once,
     and an update takes `gradient_accumulation_steps`."""
-    micro, steps = given.count("per_device_train_batch_size", 8), given.count("gradient_accumulation_steps", 1)
-    drawn, each = given.count("steps_per_generation", steps), given.count("num_generations", 8)
+    micro, steps = given.count("per_device_train_batch_size", 8, 1), given.count("gradient_accumulation_steps", 1, 1)
+    drawn, each = given.count("steps_per_generation", steps, 1), given.count("num_generations", 8, 1)
     if given.has("generation_batch_size"):
         why = f"it depends on the number of devices: give steps_per_generation ({drawn} now)"
         if given.has("steps_per_generation"):  # in JSON that GRPOConfig wrote, which has computed one from the other
@@ -120,7 +120,7 @@ def _policy(given: KeyReader) -> None:
         return
     given.set("loss_type", f"{FIELD}.loss", loss)
     for key, (name, count) in COUNTS.items():
-        given.set(key, f"{FIELD}.{name}", given.count(key, count))
+        given.set(key, f"{FIELD}.{name}", given.count(key, count, 1))
     for key, (name, default) in NUMBERS.items():
         if key == "epsilon" and "clip" not in LOSSES[loss].takes:
             given.off(key, why=f"{loss} does not clip")
@@ -206,11 +206,11 @@ def _rewards(given: KeyReader) -> None:
     names, model = given.take("reward_funcs", []), given.take("reward_model_name_or_path")
     found: list[Any] = [] if model is None else [{"model": str(model)}]
     for name in names if isinstance(names, list) else [names]:
-        if name not in SHIPPED and "." not in str(name):
+        if not isinstance(name, str) or (name not in SHIPPED and "." not in name):
             fix = f"give one of {', '.join(SHIPPED)}, or package.module.name"
             raise problem(f"{given.prefix}reward_funcs", f"{name} is not known", fix)
-        found.append(SHIPPED.get(name) or {"use": ":".join(str(name).rsplit(".", 1))})
-    weights = _weights(given, len(found))
+        found.append(SHIPPED.get(name) or {"use": ":".join(name.rsplit(".", 1))})
+    weights = given.weights("reward_weights", len(found), counted(len(found), "reward"))
     if weights:
         blocks = [{"use": each} if isinstance(each, str) else each for each in found]
         found = [{**each, "weight": weight} for each, weight in zip(blocks, weights, strict=True)]
@@ -219,15 +219,6 @@ def _rewards(given: KeyReader) -> None:
         given.note(key, "mapped", f"{FIELD}.rewards")
     if found:
         given.found.translation.settings[f"{FIELD}.rewards"] = found
-
-
-def _weights(given: KeyReader, rewards: int) -> list[float]:
-    """Returns the weight of each reward; none if none are given."""
-    values, key = given.take("reward_weights", []), f"{given.prefix}reward_weights"
-    listed = values if isinstance(values, list) else [values]
-    if listed and len(listed) != rewards:
-        raise problem(key, f"{len(listed)} were given for {rewards} rewards", "give a weight for each reward")
-    return [number(key, value) for value in listed]
 
 
 def _reference(given: KeyReader) -> None:

@@ -15,8 +15,9 @@ from drivetrain.config.distillation import DISTILL, JS
 from drivetrain.config.distillation import FIELD as DISTILLATION
 from drivetrain.config.preference import DPO, KTO, LIKELIHOODS, LOSSES, REWARD
 from drivetrain.config.translation import Handler, fated, if_on, lost
+from drivetrain.errors import problem
 from drivetrain.importing import training_arguments, trl_common
-from drivetrain.importing.key_reader import KeyReader, in_turn, number
+from drivetrain.importing.key_reader import KeyReader, in_turn
 from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
 from drivetrain.importing.translated_file import Source, TranslatedFile
 
@@ -52,16 +53,21 @@ class Trainer:
 
 
 def _pairs(given: KeyReader) -> None:
-    names, weights = given.take("loss_type", ["sigmoid"]), given.take("loss_weights")
+    names = given.take("loss_type", ["sigmoid"])
     listed = [str(name) for name in (names if isinstance(names, list) else [names])]
+    if not listed:
+        raise problem(f"{given.prefix}loss_type", "it names no loss", "name one, or leave it out for sigmoid")
     unknown = [name for name in listed if name not in LOSSES or DPO not in LOSSES[name].stages]
     if unknown:
         given.lose(
             "loss_type", f"{', '.join(unknown)}: there are {', '.join(n for n in LOSSES if DPO in LOSSES[n].stages)}"
         )
         return
-    numbers = [number(f"{given.prefix}loss_weights", each) for each in weights or [1.0] * len(listed)]
-    mixture = dict(zip(listed, numbers, strict=True))
+    things = "1 loss" if len(listed) == 1 else f"{len(listed)} losses"
+    weights = given.weights("loss_weights", len(listed), things) or [1.0] * len(listed)
+    mixture = dict.fromkeys(listed, 0.0)
+    for name, weight in zip(listed, weights, strict=True):
+        mixture[name] += weight  # there a loss that is named twice is added up twice
     whole = [name for name in listed if LOSSES[name].whole_batch]
     why = f"{' and '.join(whole)} compares within the global batch, there within the micro-batch" if whole else ""
     given.set("loss_type", f"{FIELD}.loss", listed[0] if mixture == {listed[0]: 1.0} else mixture, why)

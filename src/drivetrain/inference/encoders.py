@@ -21,6 +21,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.data.images import EncodedPictures, with_channels
 from drivetrain.data.tokenised import Tokens, keep_no_texts, load_tokenizer, tokenise_block
 from drivetrain.errors import RunError, problem
+from drivetrain.generation.prepacked_weights import prepack
 from drivetrain.inference.run_sources import run_at
 from drivetrain.inference.whole_model import loaded_model
 from drivetrain.models.model_folders import config_of, located
@@ -156,6 +157,7 @@ def load_reader(source: Path, kind: str, *, checkpoint: str = "best", trust: boo
         run, path = found[0], str(found[1])
         name, model = run.name, loaded_model(run, found[1], trust=trust)
     model = model.to(torch_device(detect())).eval().requires_grad_(False)
+    prepack(model)
     names = model.config.id2label
     classes = tuple(str(names[each]) for each in sorted(names)) if kind != ENCODER else None
     if kind == PICTURES:

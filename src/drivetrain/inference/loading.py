@@ -20,6 +20,7 @@ from drivetrain.errors import problem
 from drivetrain.generation.constraints import Constraints
 from drivetrain.generation.local import LocalGenerator, MakeBatch
 from drivetrain.generation.local_forward import LocalForward, cells_of, stores_of
+from drivetrain.generation.prepacked_weights import prepack
 from drivetrain.generation.requests import Generator, Sampling
 from drivetrain.generation.running_batch import RunningBatch
 from drivetrain.inference.opened_models import (
@@ -125,6 +126,7 @@ def load_model(
     machine, wanted = detect(), None if dtype is None else DTYPES[dtype]
     _refuse_too_large(found.name, model, wanted, machine)
     model = model.to(torch_device(machine), wanted).eval().requires_grad_(False)
+    prepack(model)
     settings = generation_settings(found.folder, model)
     template = ChatTemplate(found.tokenizer, None, "template") if found.tokenizer.chat_template else None
     ends = frozenset({*settings.ends, *_known(found.tokenizer.eos_token_id)})

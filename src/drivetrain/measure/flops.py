@@ -117,8 +117,22 @@ def _sequences_and_branches(query: Tensor, key: Tensor, value: Tensor, bounds: T
                 yield [[1, t.shape[1], count, t.shape[3]] for t, count in zip(tensors, counts, strict=True)]
 
 
-# before PyTorch's own table, which lacks the CPU's fused attention and, in some versions, grouped heads
-_ATTENTION: dict[str, Callable[..., int]] = {
+def _grouped(first: Tensor, second: Tensor, *_: Any, **__: Any) -> int:
+    """A product of groups of rows, each with a matrix of its own, as a mixture's experts are: (rows, k) with
+    (groups, k, columns), or one of its two gradients, of which another side is divided. Each row is in one group, so
+    that the groups together are one product; where both have three dimensions each group is a whole one."""
+    groups = first.shape[0] if first.dim() == second.dim() == 3 else 1
+    return 2 * groups * first.shape[-2] * first.shape[-1] * second.shape[-1]
+
+
+def _grouped_backward(rows: Tensor, matrices: Tensor, *_: Any, **__: Any) -> int:
+    """Transformers' own operator, which makes both gradients."""
+    return 2 * _grouped(rows, matrices)
+
+
+# before PyTorch's own table, which lacks the CPU's fused attention, products of groups and, in some versions, grouped
+# heads
+_OWN: dict[str, Callable[..., int]] = {
     **{
         f"aten._scaled_dot_product_{kind}": _forward
         for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
@@ -133,6 +147,9 @@ _ATTENTION: dict[str, Callable[..., int]] = {
     "drivetrain.attend_apart_backward": _apart_backward,
     "torch_attn._varlen_attn": _varlen,
     "torch_attn._varlen_attn_backward": _varlen_backward,
+    "aten._grouped_mm": _grouped,
+    "transformers.grouped_mm_fallback": _grouped,  # of GPUs before compute capability 8.0, and of compiled code
+    "transformers.grouped_mm_fallback_backward": _grouped_backward,
 }
 
 
@@ -141,7 +158,7 @@ def formula_of(func: Any) -> Callable[..., int] | None:
     """Returns the function of an operator's arguments and result (`out_val`) that counts its FLOPs; None for those that
     compute little."""
     packet = getattr(func, "_overloadpacket", func)  # an operator that takes functions has no overloads
-    return _ATTENTION.get(str(packet)) or flop_registry.get(packet)
+    return _OWN.get(str(packet)) or flop_registry.get(packet)
 
 
 @functools.cache

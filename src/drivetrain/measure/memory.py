@@ -128,7 +128,7 @@ class TensorPeak(Observer):
         return storage.device.type == self._kind  # a fake tensor's, with which DTensor works out shapes, is meta
 
     def _see(self, tensor: Tensor) -> None:
-        if tensor.device.type != self._kind or tensor.is_sparse:
+        if tensor.device.type != self._kind or tensor.is_sparse or tensor.is_mkldnn:  # the last has no storage to ask
             return
         storage = tensor.untyped_storage()
         if not self._counts(storage):

@@ -12,6 +12,7 @@ A process that starts has another use for none: see `importing`; one that reads 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,7 +20,7 @@ EVERY = 50  # steps
 NEVER = 2**30  # passes over young objects until one over all
 MANY = 100_000  # new objects until a pass, where few are part of a circle; 700 by default
 Collect = Callable[[int], None]
-_owns_process = False
+_owns_process, _apart = False, 0  # _apart: modules that there were when objects were set apart
 
 
 def own_process() -> None:
@@ -45,6 +46,20 @@ def importing() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def set_imports_apart() -> None:
+    """Sets all objects apart if modules were imported since the last call; what is garbage by then is freed before.
+
+    For work that comes again and again, imports some of its modules as it needs them, and takes passes of its own:
+    DeepSpeed takes one whenever an engine is closed, which passed over all of PyTorch, Transformers and itself. Does
+    nothing in a process that runs other code too.
+    """
+    global _apart
+    if _owns_process and len(sys.modules) != _apart:
+        _apart = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from drivetrain.plan.rows import Plan, Row, gib
+from drivetrain.tracking.quantities import figures_text
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def _rate(plan: Plan, row: Row) -> str:
     del plan
     if row.tokens_per_second is not None:
         return f"{row.tokens_per_second:,.0f} tokens"
-    return "" if row.samples_per_second is None else f"{row.samples_per_second:,.3g} samples"
+    return "" if row.samples_per_second is None else f"{figures_text(row.samples_per_second)} samples"
 
 
 def _memory(plan: Plan, row: Row) -> str:
@@ -61,10 +63,12 @@ def _total(plan: Plan, row: Row) -> str:
 
 def _cost(plan: Plan, row: Row) -> str:
     cost = plan.cost(row)
-    return "" if cost is None else f"{cost:,.2f}"
+    if cost is None:
+        return ""
+    return f"{cost:,.{max(2, 1 - math.floor(math.log10(cost))) if cost else 2}f}"  # at least two significant digits
 
 
-WAY = Column("way", "what to add to `drivetrain train run.yaml`", lambda _, row: " ".join(row.overrides))
+WAY = Column("way", "what to add to `drivetrain train run.yaml`", lambda _, row: words_of(row))
 STEP = Column("planned step", "time of one step", _step)
 RATE = Column("a second", "tokens, padding included, or samples over all devices", _rate)
 TOTAL = Column("whole run", "all steps, without evaluations, saves and start", _total)
@@ -72,6 +76,11 @@ COST = Column("cost", "the whole run at the price of an hour of a device, for al
 MEMORY = Column("memory a device", "tensors at the peak of the fullest device, of what it has", _memory)
 HOST = Column("host memory a node", "what the ranks of a node keep there, or on its disk, for their GPUs", _host)
 VERDICT = Column("fits", "with a margin; or what is short, or why it is no way to run", lambda _, row: row.verdict)
+
+
+def words_of(row: Row) -> str:
+    """Returns the overrides that lead to a row's way."""
+    return " ".join(row.overrides) or "as it is"
 
 
 def duration(seconds: float) -> str:

@@ -10,6 +10,7 @@ with dropout keeps no scores on a GPU, while a CPU has no kernel for it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -70,7 +71,9 @@ class CudaFunctions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
-        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        name, kwargs = _name(func), kwargs or {}
+        if name is None:
+            return func(*args, **kwargs)
         if torch.is_autocast_enabled("cpu"):
             if name in CAST:
                 args, kwargs = tree_map_only(Tensor, _in_fp32, (args, kwargs))
@@ -81,6 +84,14 @@ class CudaFunctions(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             return func(*args[:4], **{**kwargs, "dropout_p": 0.0}, **dict(zip(AFTER_DROPOUT, args[5:], strict=False)))
         return func(*args, **kwargs)
+
+
+@functools.lru_cache(4096)
+def _name(func: Callable[..., Any]) -> str | None:
+    """Returns the name of a function that does something else on a GPU; None for the others, nearly all."""
+    name = getattr(func, "__name__", "")
+    others = (functional.dropout, functional.scaled_dot_product_attention)
+    return name if name in CAST or name in ANSWERING or func in others else None
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

@@ -17,7 +17,7 @@ from drivetrain.plan.machines import Cluster
 from drivetrain.plan.overrides import way_in_words
 from drivetrain.plan.room import room_of_a_rank, unseen_bytes, with_held
 from drivetrain.plan.run_time import time_of
-from drivetrain.plan.samples import Samples, times
+from drivetrain.plan.samples import Samples, stands_for
 from drivetrain.plan.small_batches import measured_costs
 from drivetrain.plan.speeds import speeds_of
 from drivetrain.plan.step_costs import StepCosts
@@ -47,6 +47,7 @@ class Traced:
         self._processes, self._spent = processes, 0.0  # seconds of traces
         self._ahead: dict[str, Future[Answer | None]] = {}
         self._say = say
+        self.failures: dict[str, Exception] = {}  # by message, of runs whose costs were asked for
 
     @property
     def nodes(self) -> int:
@@ -94,14 +95,18 @@ class Traced:
         for run in runs:
             key = _key(run, quick)
             if key not in self._costs and key not in self._ahead:
-                asked = Asked(run, self.host, quick and run.world_size > 1, dict(self._tracer.pairs), times())
+                asked = Asked(run, self.host, quick and run.world_size > 1, dict(self._tracer.pairs), stands_for())
                 self._ahead[key] = self._processes.ask(asked)
 
     def costs(self, run: RunConfig, quick: bool = False) -> StepCosts:
         key = _key(run, quick)
         if key not in self._costs:
             start = time.perf_counter()
-            found = self._from_ahead(run, key) or self._traced(run, quick and run.world_size > 1)
+            try:
+                found = self._from_ahead(run, key) or self._traced(run, quick and run.world_size > 1)
+            except (UserError, NotPlanned) as error:
+                self.failures[str(error)] = error
+                raise
             self._costs[key] = with_held(found, run, self.host)
             self._spent += time.perf_counter() - start
         return self._costs[key]

@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
 from drivetrain.measure.observer import DEVICE, tensors_in
+from drivetrain.plan import grouped_products
 from drivetrain.plan.trace_answers import answer_to_library
 
 BATCH_NORM = torch.ops.aten.native_batch_norm.default
@@ -129,11 +130,17 @@ class QuickFakeMode(FakeTensorMode):
     # --- what PyTorch makes ------------------------------------------------------------------------------------------
 
     def _by_pytorch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Answers libraries that look at their own numbers (trace_answers.py), and does the rest as its base does."""
+        """Answers libraries that look at their own numbers (trace_answers.py) and products of groups, and does the rest
+        as its base does."""
         if func is SCALAR and args[0].constant is None:
             answer = answer_to_library(args[0].dtype)
             if answer is not None:
                 return answer
+        if func is grouped_products.OPERATOR:
+            layout = grouped_products.layout_of_result(*args, **kwargs)
+            if layout is not None:
+                made = torch.empty_strided(*layout, dtype=args[0].dtype, device="meta")
+                return self.fake(made, args[0].device)
         result: Any = super().dispatch(func, types, args, kwargs)
         if self._like_cpu and func is BATCH_NORM and args[0].is_contiguous() and result[0].ndim == 4:
             # of maps of 1 x 1, whose layout is both, a CPU's kernel returns the usual one; PyTorch's rule for tensors

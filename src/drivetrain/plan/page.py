@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from markupsafe import Markup
 
-from drivetrain.errors import counted
+from drivetrain.errors import counted, last_line, problem
 from drivetrain.plan.columns import columns, shown_rows
 from drivetrain.plan.page_bars import bars, memory_over_a_step
 from drivetrain.plan.page_chart import chart
@@ -18,6 +19,7 @@ from drivetrain.runtime.atomic_file import write_whole, writing
 from drivetrain.runtime.strict_json import dumps
 
 MOST_BARS = 12
+THEN = "plan again, into a folder that can be written"
 
 
 def write_page(plan: Plan, folder: Path, name: str, command: str) -> None:
@@ -25,11 +27,23 @@ def write_page(plan: Plan, folder: Path, name: str, command: str) -> None:
 
     name: of the run. command: `drivetrain train run.yaml ...`, which takes the choice; "" where there is none.
     """
-    with writing(folder):
+    with writing(folder, THEN):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "plan.html", as_html(plan, name, command))
         write_whole(folder / "path.svg", chart(path_of(plan)) + "\n")
         write_whole(folder / "plan.json", dumps(plan.as_object(), indent=2) + "\n")
+
+
+def prepare(folder: Path) -> None:
+    """Makes the folder of a page, before a plan that takes minutes. Raises UserError where nothing can be written
+    there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = f"{folder} cannot be a folder with a page: {last_line(error)}"
+        raise problem("--output", why, "give a folder that is new, or one that can be written") from None
 
 
 def as_html(plan: Plan, name: str, command: str) -> str:

@@ -51,10 +51,19 @@ def planned(
     except UserError as error:  # what is wrong with the run shows without a machine
         raise UserError([*_problems_anywhere(run_file, arguments), *error.problems]) from None
     with tracing_processes() as processes:
-        found = _planned(run_file, arguments, Traced(there, processes, say), price, trust)
+        estimator = Traced(there, processes, say)
+        found = _planned(run_file, arguments, estimator, price, trust)
+    _refuse_for_all(found, estimator)
     fixed, axes = read_axes(arguments)
     replacing = dict.fromkeys(note for each in choices(fixed, axes) for note in replaced(run_file, each.overrides))
     return replace(found, notes=(*replacing, *found.notes))
+
+
+def _refuse_for_all(plan: Plan, estimator: Traced) -> None:
+    """Raises the UserError for which none of the ways could be planned, where they have no other reason."""
+    failures = [*estimator.failures.values()]
+    if len(failures) == 1 and isinstance(failures[0], UserError) and all(row.costs is None for row in plan.rows):
+        raise failures[0]
 
 
 def _problems_anywhere(run_file: Path, arguments: Sequence[str]) -> list[Problem]:

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+from drivetrain.config.axes import choices, read_axes
 from drivetrain.config.files import read_yaml
 from drivetrain.config.load import load
+from drivetrain.config.workload_block import WorkloadBlock
 from drivetrain.errors import UserError, problem
-from drivetrain.plan.samples import repeated
+from drivetrain.plan.samples import standing_for
+from drivetrain.runtime import scratch
 
 MOST_TOKENS, FEWEST = 2**18, 8  # tokens to make, or so many samples where these have more
+FILES = ("train", "evaluation")  # keys of `data` that name one
 
 
 @contextmanager
-def with_made_data(run_file: Path, samples: int | None, length: int | None) -> Iterator[Path]:
-    """Yields a run file whose data are `samples` made ones of `length` tokens; the same file where neither is given.
+def with_made_data(
+    run_file: Path, samples: int | None, length: int | None, arguments: Sequence[str] = ()
+) -> Iterator[Path]:
+    """Yields a run file whose data are made ones, which stand for `samples` of `length` tokens; the same file where
+    neither is given.
 
-    Raises UserError for one without the other, and for a workload whose data cannot be made.
+    arguments: overrides and axes, with which the run file is planned. Raises UserError for one number without the
+    other, for a workload whose data cannot be made, and for axes whose ways read different data.
     """
     if samples is None and length is None:
         yield run_file
@@ -29,29 +37,45 @@ def with_made_data(run_file: Path, samples: int | None, length: int | None) -> I
     if samples is None or length is None:
         missing = "--samples" if samples is None else "--length"
         raise problem(missing, "is needed too: both stand for data that are not there", "give both")
-    run, problems = load(run_file)
-    if run is None:
-        raise UserError(problems)
-    if not run.workload.MADE_DATA:
-        why = f"stands for the data of texts and language models, and this run's workload is {run.workload.type}"
-        raise problem("--samples", why, "put the data where the run file says, and leave --samples and --length out")
-    module, _, function = run.workload.MADE_DATA.partition(":")
-    with tempfile.TemporaryDirectory(prefix="made-data-") as folder:
+    blocks = _blocks(run_file, arguments)
+    for block in blocks:
+        if not block.MADE_DATA:
+            why = f"stands for the data of texts and language models, and this run's workload is {block.type}"
+            fix = "put the data where the run file says, and leave --samples and --length out"
+            raise problem("--samples", why, fix)
+    with scratch.make() as folder:  # whose leftovers, after a kill, the next one deletes
+        made = [_made(block, folder / str(number), samples, length) for number, block in enumerate(blocks)]
+        if any(_content(each) != _content(made[0]) for each in made[1:]):
+            why = "makes data for one kind of training, and the ways that are named read different ones"
+            raise problem("--samples", why, "plan each training stage and form of data by itself")
         raw = read_yaml(run_file)
-        times = _times(samples, length) if run.workload.MADE_DATA_REPEAT else 1
-        made = getattr(import_module(module), function)(run.workload, Path(folder), samples // times, length)
-        raw["workload"] = {**raw["workload"], "data": made}
-        file = Path(folder) / run_file.name
+        raw["workload"] = {**raw["workload"], "data": made[0]}
+        file = folder / run_file.name
         file.write_text(json.dumps(raw))
-        with repeated(times):
+        with standing_for(samples):
             yield file
 
 
-def _times(samples: int, length: int) -> int:
-    """Returns how often to repeat fewer samples, so that they are exactly as many and not more than MOST_TOKENS are
-    tokenised; 1 where the number of samples has no such divisor."""
-    return next((times for times in range(1, samples + 1) if _divides(times, samples, length)), 1)
+def _blocks(run_file: Path, arguments: Sequence[str]) -> list[Any]:
+    """Returns the different workload blocks of the ways that are named."""
+    found: dict[str, WorkloadBlock] = {}
+    for choice in choices(*read_axes(arguments)):
+        run, problems = load(run_file, choice.overrides)
+        if run is None:
+            raise UserError(problems)
+        found.setdefault(run.workload.model_dump_json(), run.workload)
+    return [*found.values()]
 
 
-def _divides(times: int, samples: int, length: int) -> bool:
-    return samples % times == 0 and samples // times * length <= max(MOST_TOKENS, FEWEST * length)
+def _made(block: Any, folder: Path, samples: int, length: int) -> dict[str, Any]:
+    """Writes a few samples, from which as many are taken as are wanted. Returns the block's `data` that reads them."""
+    folder.mkdir()
+    module, _, function = block.MADE_DATA.partition(":")
+    few = min(samples, max(MOST_TOKENS // length, FEWEST))
+    found: dict[str, Any] = getattr(import_module(module), function)(block, folder, few, length)
+    return found
+
+
+def _content(made: dict[str, Any]) -> list[Any]:
+    """Returns what decides the samples: the keys of `data`, with the text of a file in place of its path."""
+    return [(key, Path(value).read_text() if key in FILES else value) for key, value in sorted(made.items())]

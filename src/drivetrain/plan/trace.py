@@ -7,11 +7,13 @@ one shards, gathers or recomputes. The second step counts: optimizers have made 
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import traceback
 import warnings
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -27,9 +29,10 @@ from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError, UserError
 from drivetrain.measure import flops, observer
 from drivetrain.measure.memory import TensorPeak
+from drivetrain.memory.garbage import set_imports_apart
 from drivetrain.models.planned_device import planned_for
 from drivetrain.numerics.torch_precision import arithmetic
-from drivetrain.plan import cuda_functions, fake_mode, trace_answers, trace_model
+from drivetrain.plan import cuda_functions, fake_mode, grouped_products, trace_answers, trace_model
 from drivetrain.plan.fake_mode import QuickFakeMode
 from drivetrain.plan.host_functions import on_host
 from drivetrain.plan.lines import on_line
@@ -48,7 +51,7 @@ DECIDES = (DataDependentOutputException, DynamicOutputShapeException)  # a numbe
 # files that stand between a model and torch while it is traced
 OURS = (
     *(__file__, observer.__file__, flops.__file__, trace_answers.__file__, trace_model.__file__),
-    *(cuda_functions.__file__, fake_mode.__file__),
+    *(cuda_functions.__file__, fake_mode.__file__, grouped_products.__file__),
 )
 FEW, STAND_INS = 5, 3  # micro-batches of a step that are all traced; those that stand for more
 CUDA_GRANULARITY = 512  # bytes; c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize
@@ -100,6 +103,7 @@ def _why(error: BaseException) -> str:
 
 
 def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int, blocks: int | None) -> StepTrace:
+    set_imports_apart()
     of_model, of_stage = (blocks, None) if run.engine.stages == 1 else (None, blocks)
     # Accelerate wraps a model as its driver's own engine does, but asks for numbers and a network meanwhile (its FSDP
     # frees what lies outside of the blocks after forward, which is more). No disk takes what has no numbers
@@ -109,6 +113,7 @@ def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int, blo
     record = Record(machine, _axis_of_all(run), run.engine.keeps_elsewhere or run.offload_activations)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(_without_tracebacks())
         # DeepSpeed checks how its flat tensors are aligned
         warnings.filterwarnings("ignore", "(?s)Accessing the data pointer of FakeTensor")
         # FSDP around tensor parallel: the loss is a view of a distributed tensor, which nothing writes to
@@ -144,6 +149,17 @@ def measured_step_costs(run: RunConfig, machine: Machine, workload: Workload) ->
             return record.of_two_steps(engine, window.micro_batches, "measured")
         finally:
             engine.close()
+
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """While the block runs, PyTorch does not log an operator that fails without numbers: Untraceable has the reason."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _axis_of_all(run: RunConfig) -> str:
@@ -182,8 +198,9 @@ class Record:
         """
         stand_ins = [max(batches, key=_size)] * STAND_INS if len(batches) > FEW and not in_flight else batches
         share = 1.0
-        with self._host, self.memory:
-            self._host.track(engine.tensors())
+        with self._host if self._offloads else nullcontext(), self.memory:
+            if self._offloads:
+                self._host.track(engine.tensors())
             _note_held(self.memory, engine, batches)
             _step(engine, stand_ins[:2], self.memory)
             if stand_ins is not batches:

@@ -25,7 +25,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.memory.garbage import importing, own_process
 from drivetrain.memory.limit import attainable_memory
 from drivetrain.plan.deep_trace import Pairs, Tracer
-from drivetrain.plan.samples import Samples, repeated
+from drivetrain.plan.samples import Samples, standing_for
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.runtime.hardware import usable_cores
 
@@ -42,13 +42,14 @@ work_off()
 
 @dataclass(frozen=True)
 class Asked:
-    """A trace to take. pairs: what the caller knows of the depths to trace. times: as in `samples.repeated`."""
+    """A trace to take. pairs: what the caller knows of the depths to trace. stands_for: of how many samples the data
+    are taken for, as samples.py has it."""
 
     run: RunConfig
     machine: Machine
     quick: bool
     pairs: Pairs
-    times: int
+    stands_for: int | None
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def _send(answers: Any, answer: Any) -> None:
 def _traced(asked: Asked, samples: Samples) -> Answer | None:
     tracer = Tracer(pairs=asked.pairs)
     try:
-        with repeated(asked.times):
+        with standing_for(asked.stands_for):
             workload = samples.of(asked.run)
         costs = tracer.fullest_step_costs(asked.run, asked.machine, workload, asked.quick)
     except Exception:  # the caller traces it again, and reports the reason

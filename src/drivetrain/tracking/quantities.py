@@ -14,6 +14,11 @@ def rate_text(rate: float, decimals: int = 0) -> str:
     return f"{rate:,.{decimals}f}"
 
 
+def figures_text(number: float) -> str:
+    """Formats `number` with three significant figures, of a large one all before the point: 11,900; 31.4; 0.0123."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
 def size_text(size: float) -> str:
     """Formats bytes in MiB, and below a tenth of one in KiB: "1,234.5 MiB", "7.9 KiB"."""
     return f"{size / 2**20:,.1f} MiB" if not size or abs(size) >= 0.1 * 2**20 else f"{size / 2**10:,.1f} KiB"

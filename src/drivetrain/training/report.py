@@ -15,7 +15,7 @@ from drivetrain.errors import RunError
 from drivetrain.runtime.atomic_file import write_whole, writing
 from drivetrain.runtime.strict_json import dumps, restored
 from drivetrain.tracking.jsonl import FILE_NAME, read_events
-from drivetrain.tracking.quantities import rate_text, size_text
+from drivetrain.tracking.quantities import figures_text, rate_text, size_text
 
 DEPARTS = 0.1  # a measured value that is so far from its plan is reported
 Status = Literal["completed", "stopped_early", "interrupted"]
@@ -160,7 +160,7 @@ class RunReport(BaseModel):
             return []
         values = {
             "the peak of tensors": (self.tensor_peak, self.planned.peak_bytes, size_text),
-            "the rate": (self.samples_per_second, self.planned.samples_per_second, "{:,.3g} samples/s".format),
+            "the rate": (self.samples_per_second, self.planned.samples_per_second, _a_second),
         }
         return [
             f"{name} was {text(measured)}, planned {text(planned)}: {measured / planned - 1:+.0%}"
@@ -201,3 +201,7 @@ class RunReport(BaseModel):
         if not isinstance(found, dict):
             raise ValueError(f"{path.name} holds a {type(found).__name__}, no report")
         return cls.model_validate(restored(found))
+
+
+def _a_second(samples: float) -> str:
+    return f"{figures_text(samples)} samples/s"

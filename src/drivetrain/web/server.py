@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from drivetrain.errors import problem
+from drivetrain.errors import UserError, problem
 from drivetrain.web.connections import GuardedConnection
 from drivetrain.web.keys import Keys
 
@@ -53,16 +54,42 @@ def bound(address: Address) -> socket.socket:
     try:
         if address.unix_socket is not None:
             return _unix_socket(address.unix_socket)
+        address.host.encode("idna")  # as bind does, which raises other errors for what is no name
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         found = socket.create_server((address.host, address.port), family=family, backlog=2048)
         # connections inherit it. asyncio sets it for sockets of its own alone: without it an answer's body waits until
         # its head is acknowledged, which clients do after 40 ms
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return found
-    except OSError as error:
-        where = address.unix_socket or f"{address.host}:{address.port}"
-        fix = "give another --port (0 takes a free one), or end the program that has it"
-        raise problem("--port", f"cannot listen on {where}: {error.strerror or error}", fix) from None
+    except (OSError, UnicodeError) as error:
+        failed = error if isinstance(error, OSError) else OSError(None, "it is no name of a machine")
+        path = address.unix_socket
+        raise _not_bound(address, failed) if path is None else _no_socket(path, failed) from None
+
+
+def _not_bound(address: Address, error: OSError) -> UserError:
+    """Returns why a host and a port cannot be had."""
+    option, fix = "--host", "give an address of this machine, such as 127.0.0.1, or a name that has one"
+    if error.errno == errno.EADDRINUSE:
+        option, fix = "--port", "give another --port (0 takes a free one), or end the program that has it"
+    elif error.errno == errno.EACCES:
+        option, fix = "--port", "give a --port of 1024 or more (0 takes a free one)"
+    return problem(option, f"cannot listen on {address.host}:{address.port}: {error.strerror or error}", fix)
+
+
+def _no_socket(path: Path, error: OSError) -> UserError:
+    """Returns why there can be no socket at a path."""
+    why, fix = error.strerror or str(error), "give another file, in a folder in which you may make one"
+    if error.errno in (None, errno.ENAMETOOLONG):
+        why = f"its path has {len(os.fsencode(path))} bytes, too many for a socket"
+        fix = "give a path of at most 100 bytes"
+    elif error.errno == errno.ENOENT:
+        why, fix = f"there is no folder {path.absolute().parent}", "make it, or give a file in another one"
+    elif error.errno == errno.EADDRINUSE:
+        is_socket = path.is_socket()
+        why = "a program listens there already" if is_socket else "a file that is no socket is in the way"
+        fix = f"{'end that program' if is_socket else 'remove it'}, or give another file"
+    return problem("--unix-socket", f"cannot listen on {path}: {why}", fix)
 
 
 def _unix_socket(path: Path) -> socket.socket:
@@ -108,6 +135,7 @@ def configured(app: ASGIApp, stop_seconds: int) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",  # else its remarks on requests that are none reach the terminal
         access_log=False,
         server_header=False,
         proxy_headers=False,  # a client's address is its own, not what it writes into X-Forwarded-For

@@ -28,7 +28,11 @@ def language(block: LanguageModel, folder: Path, samples: int, length: int) -> d
     answer = WORD * length
     row: dict[str, Any] = {"instruction": "Say something.", "output": answer}
     if block.samples == "pairs":
-        row = {"instruction": "Say something.", "chosen": answer, "rejected": answer + "else"}
+        row = {
+            "instruction": "Say something.",
+            "chosen": answer,
+            "rejected": "else " + answer,
+        }  # at its beginning: both are cut alike
     if block.samples == "steps":
         row = {"prompt": "", "completions": [WORD * (length // 2)] * 2, "labels": [True, False]}
     with file.open("w") as rows:

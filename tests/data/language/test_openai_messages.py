@@ -106,7 +106,10 @@ BAD = {
     "no content": ([ASKED, {"role": "assistant", "content": None}], "message 2 has no 'content'"),
     "no role": ([{"content": "x"}], "message 1 has no 'role'; it has: content"),
     "unknown role": ([{"role": "bot", "content": "x"}], "message 1 has the unknown role 'bot'"),
-    "a picture": ([{"role": "user", "content": [PICTURE]}, SAID], "message 1 has a part that is no text (image_url)"),
+    "a picture": (
+        [{"role": "user", "content": [PICTURE]}, SAID],
+        r"message 1 has a part that is no text (image_url): only texts are read",
+    ),
     "a bare part": (
         [{"role": "user", "content": ["x"]}, SAID],
         "message 1 has a part that is a text, no mapping of type and text",

@@ -108,14 +108,11 @@ def test_a_saved_conversation_is_data_to_train_on(tmp_path: Path) -> None:
         ("/save new.jsonl", "there is nothing to save yet"),
         ("/compare", "it has no model"),
         (b"\xff\xfe", "not UTF-8"),
+        (b"one\\\n\xff\\\nthree", "a message is not UTF-8: invalid start byte at byte 5"),
     ],
 )
 def test_a_wrong_line_gets_its_reason_and_the_chat_goes_on(line: str | bytes, why: str) -> None:
     given = line.encode() if isinstance(line, str) else line
-    if why == "not UTF-8":
-        with pytest.raises(UserError, match=why):
-            talked(given + b"\nhello\n", scripted())
-        return
     out, notes, answered, _ = talked(given + b"\nhello\n", scripted(lambda _: "hi"))
     assert why in notes
     assert out == "hi\n"
@@ -233,6 +230,25 @@ def test_a_functions_result_that_the_context_has_no_room_for_is_replaced(tmp_pat
     assert (out, answered) == ("long\n", True)
     assert chat.talks[0].messages[2].content.startswith("error: the result has 5,000 characters")
     assert all(len(each.ids) < 2000 for each in model.generator.requests)
+
+
+def test_a_conversation_that_fills_the_context_is_to_begin_anew() -> None:
+    model = scripted(lambda _: "word " * 20, context_length=240)
+    out, notes, answered, chat = talked(f"{'long ' * 20}\nhello\n/reset\nhello\n", model)
+    assert out.count("word") == 40
+    assert not answered
+    assert "message: with it the conversation has" in notes
+    assert "which fill the model's context of 240" in notes
+    assert "/reset begins anew" in notes
+    assert [each.content for each in chat.talks[0].messages] == ["hello", "word " * 20]
+
+
+def test_a_message_that_no_context_has_room_for_is_not_blamed_on_the_conversation() -> None:
+    model = scripted(lambda _: "fine", context_length=200)
+    _, notes, _, chat = talked(f"hello\n{'long ' * 100}\n", model)
+    assert "with it the conversation" not in notes
+    assert len(model.generator.requests[-1].ids) > 500  # the generator refuses it
+    assert len(chat.models) == 1
 
 
 def test_what_a_template_has_no_place_for_is_refused() -> None:

@@ -198,6 +198,21 @@ def test_echo_gives_the_log_probabilities_of_the_prompt(server: Running) -> None
     assert [offset for part in parts for offset in part.text_offset] == [0, 1, 2, 3]
 
 
+def test_echo_of_a_prompt_alone_gives_it_back_and_asks_no_model(server: Running) -> None:
+    create, before = server.client().completions.create, len(server.model.generator.requests)
+    found = create(model="scripted", prompt=["Hi", "there"], echo=True, max_tokens=0)
+    assert [(each.text, each.finish_reason) for each in found.choices] == [("Hi", "length"), ("there", "length")]
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (7, 0)
+    chunks = list(create(model="scripted", prompt=["Hi", "there"], echo=True, max_tokens=0, stream=True))
+    parts = [chunk.choices[0] for chunk in chunks]
+    assert sorted((each.index, each.text, each.finish_reason) for each in parts) == [
+        (0, "Hi", "length"),
+        (1, "there", "length"),
+    ]
+    assert len(server.model.generator.requests) == before
+    server.settled()
+
+
 def test_a_stream_that_its_client_leaves_is_cancelled() -> None:
     with serving(scripted(lambda _: "endless " * 500, seconds=0.01)) as server:
         stream = chat(server, stream=True)

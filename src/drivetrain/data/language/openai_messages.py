@@ -88,7 +88,7 @@ def _unread(part: Any) -> str:
     if given in PARTS:
         return f"has a part of type {given}: {PARTS[given]}"
     if given != "text":
-        return f"has a part that is no text ({given}): only texts can be trained on"
+        return f"has a part that is no text ({given}): only texts are read"
     return "has a part of type text without a text: write {type: text, text: ...}"
 
 

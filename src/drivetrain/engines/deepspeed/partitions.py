@@ -46,11 +46,13 @@ def ranks_agree() -> Callable[[], None]:
     Stage 3 takes its own lists for those of the first rank, with which it compares them: without numbers there is
     nothing to exchange. The groups that DeepSpeed keeps for the life of the process are put aside, since they are of
     other ranks. The device gets a name that is not its host's, which is "cpu" too where a GPU is planned for;
-    only the host has pinned memory.
+    only the host has pinned memory. The rules have judged the precision for the planned device, which may have one that
+    the processor here lacks.
     """
     accelerator = get_accelerator()
     accelerator.device_name = accelerator.current_device_name = lambda *_: PLANNED_DEVICE
     accelerator.pin_memory = lambda tensor, *_, **__: tensor.to("cpu")
+    accelerator.is_fp16_supported = accelerator.is_bf16_supported = lambda: True
     length, lists = zero_utils.assert_lst_len_same_as_other_ranks, zero_utils.get_lst_from_rank0
     world, backend = groups._WORLD_GROUP, comm.cdb
     zero_utils.assert_lst_len_same_as_other_ranks = lambda _: None
@@ -59,6 +61,7 @@ def ranks_agree() -> Callable[[], None]:
 
     def end() -> None:
         del accelerator.device_name, accelerator.current_device_name, accelerator.pin_memory
+        del accelerator.is_fp16_supported, accelerator.is_bf16_supported
         zero_utils.assert_lst_len_same_as_other_ranks, zero_utils.get_lst_from_rank0 = length, lists
         groups._WORLD_GROUP, comm.cdb = world, backend
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MOST_ROUNDS = 8  # of calls that follow each other before the user is asked again
 
-ReadLine = Callable[[], str]  # raises EOFError at the end, KeyboardInterrupt for Ctrl-C
+ReadLine = Callable[[], str]  # raises EOFError at the end, KeyboardInterrupt for Ctrl-C, UserError for no text
 
 
 @dataclass
@@ -83,6 +83,10 @@ class Chat:
                 except KeyboardInterrupt:
                     self.note("Ctrl-D or /quit ends the chat")
                     continue
+                except UserError as error:  # what was read is no message
+                    self._report(error)
+                    answered = False
+                    continue
                 if line.strip() == "/quit":
                     return answered
                 answered = self._handle(line) and answered
@@ -103,9 +107,12 @@ class Chat:
             self.note("stopped")
             return False
         except UserError as error:
-            for each in error.problems:
-                self.notes.print(f"[red]{escape(str(each))}[/]", soft_wrap=True)
+            self._report(error)
             return False
+
+    def _report(self, error: UserError) -> None:
+        for each in error.problems:
+            self.notes.print(f"[red]{escape(str(each))}[/]", soft_wrap=True)
 
     def _command(self, word: str, rest: str) -> None:
         command = COMMANDS.get(word)

@@ -16,7 +16,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from drivetrain.errors import problem
 from drivetrain.inference.chat.chat import ReadLine
 
-CONTINUES = "\\"  # at the end of a piped line: the message goes on
+CONTINUES = b"\\"  # at the end of a piped line: the message goes on
 
 
 def history_file() -> Path:
@@ -53,27 +53,27 @@ def terminal_lines(history: Path, commands: Sequence[str]) -> ReadLine:
 
 
 def piped_lines(source: IO[bytes] | None = None) -> ReadLine:
-    """Returns what reads messages of a pipe. Raises UserError for bytes that are not UTF-8."""
+    """Returns what reads messages of a pipe. It raises UserError for one that is not UTF-8, and reads the next then."""
     stream = sys.stdin.buffer if source is None else source
 
-    def one() -> str:
+    def one() -> bytes:
         line = stream.readline()
         if not line:
             raise EOFError
-        try:
-            return line.decode("utf-8-sig").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            why = f"a line is not UTF-8: {error.reason} at byte {error.start + 1}"
-            raise problem("stdin", why, "convert it to UTF-8") from None
+        return line.rstrip(b"\r\n")
 
     def message() -> str:
-        text = one()
-        while text.endswith(CONTINUES):
-            text = text[: -len(CONTINUES)]
+        given = one()
+        while given.endswith(CONTINUES):
+            given = given[: -len(CONTINUES)]
             try:
-                text = f"{text}\n{one()}"
+                given += b"\n" + one()
             except EOFError:  # the last line ends with the mark: it is a message all the same
                 break
-        return text
+        try:
+            return given.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            why = f"a message is not UTF-8: {error.reason} at byte {error.start + 1}"
+            raise problem("stdin", why, "convert it to UTF-8; it was not answered") from None
 
     return message

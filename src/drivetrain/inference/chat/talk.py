@@ -74,8 +74,10 @@ class Talk:
         return alone != both
 
     def request(self) -> Request:
-        """Returns the request for the next reply. Raises UserError where the template refuses the conversation."""
+        """Returns the request for the next reply. Raises UserError where the template refuses the conversation, or the
+        context has no room for it."""
         ids = self._fitting_ids()
+        self._check_room(len(ids))
         settings, own = self.settings, self.model.sampling
         heat = own.temperature if settings.temperature is None else settings.temperature
         seed = secrets.randbits(62) if settings.seed is None else settings.seed
@@ -88,22 +90,33 @@ class Talk:
     def _fitting_ids(self) -> Sequence[int]:
         """Returns the prompt. Where it has no room in the context, results of functions at its end are replaced by a
         line that reports their lengths: the model, and the conversation, can go on."""
-        ids, longest = self._ids(), self.model.context_length
+        ids, longest = self._ids(self.messages), self.model.context_length
         place = len(self.messages) - 1
         while longest is not None and len(ids) >= longest and self.messages[place].role == "tool":
             long = self.messages[place]
             why = f"error: the result has {len(long.content):,} characters, for which the context has no room"
             self.messages[place] = replace(long, content=why)
-            ids, place = self._ids(), place - 1
+            ids, place = self._ids(self.messages), place - 1
         return ids
 
-    def _ids(self) -> Sequence[int]:
+    def _check_room(self, tokens: int) -> None:
+        """Raises UserError where the context has no room for the conversation, but for its last message alone; one that
+        is too long by itself is refused by the generator. tokens: of the conversation."""
+        longest = self.model.context_length
+        if longest is None or tokens < longest:
+            return
+        last = max(place for place, message in enumerate(self.messages) if message.role == "user")
+        if last and self.model.template is not None and len(self._ids(self.messages[last:])) < longest:
+            why = f"with it the conversation has {tokens:,} tokens, which fill the model's context of {longest:,}"
+            raise problem("message", why, "/reset begins anew")
+
+    def _ids(self, messages: Sequence[Message]) -> Sequence[int]:
         if self.model.template is None:
-            return self.model.text_ids(self.messages[-1].content)
+            return self.model.text_ids(messages[-1].content)
         system = [] if self.settings.system is None else [Message("system", self.settings.system)]
         tools = [] if self.form is None else [function.tool for function in self._functions]
         try:
-            ids = self.model.chat_ids([*system, *self.messages], tools)
+            ids = self.model.chat_ids([*system, *messages], tools)
         except Exception as error:  # templates raise what they like
             why = f"the chat template of {self.model.name} refuses the conversation: {error}"
             raise problem("message", why, "/reset begins anew") from None

@@ -27,7 +27,11 @@ class Answering:
             with suppress(RuntimeError):  # the loop ended, with the server
                 loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
-        self._number = generator.submit(request, receive)
+        self._number: int | None = None
+        if request.max_new_tokens or request.prompt_logprobs:
+            self._number = generator.submit(request, receive)
+        else:  # the prompt alone is wanted back, which the model need not read
+            receive(Piece("", (), finish_reason="length"))
         self._start, self._over = time.perf_counter(), False
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
@@ -67,7 +71,8 @@ class Answering:
         """Ends the answer where it is; later calls do nothing."""
         if not self._over:
             self._over = True
-            self._generator.cancel(self._number)
+            if self._number is not None:
+                self._generator.cancel(self._number)
 
 
 class Group:

@@ -1,0 +1,143 @@
+"""Layers that multiply by prepacked copies of their weights give what they gave before, and notice a new weight."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from drivetrain.generation import prepacked_weights
+from drivetrain.generation.prepacked_weights import prepack, prepacked
+
+LLAMA = LlamaConfig(
+    vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, tie_word_embeddings=True, attention_bias=True,
+)  # fmt: skip
+GPT2 = GPT2Config(vocab_size=300, n_embd=64, n_layer=2, n_head=4)
+
+
+@pytest.fixture(autouse=True)
+def small_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepacked_weights, "LEAST", 1)
+
+
+def layers(model: nn.Module) -> list[nn.Module]:
+    """Returns the layers that have a prepacked copy."""
+    return [layer for layer in model.modules() if "forward" in vars(layer)]
+
+
+def seeded(*modules: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*modules).requires_grad_(False)
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_logits_are_those_without(config: LlamaConfig | GPT2Config, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    kind = LlamaForCausalLM if isinstance(config, LlamaConfig) else GPT2LMHeadModel
+    model = kind(config).to(dtype).eval()
+    ids = torch.arange(12).reshape(3, 4)
+    with torch.inference_mode():
+        expected = model(ids).logits
+    with prepacked(model), torch.inference_mode():
+        assert len(layers(model)) == sum(isinstance(each, nn.Linear | Conv1D) for each in model.modules())
+        found = model(ids).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 if dtype == torch.float32 else 2e-2)
+
+
+def test_inputs_of_any_shape_and_order_are_taken() -> None:
+    torch.manual_seed(0)
+    model = seeded(nn.Linear(40, 50), nn.Linear(50, 30, bias=False))
+    given = torch.randn(2, 3, 5, 40)
+    for each in (given, given[0, 0], given[0, 0, 0], given.transpose(0, 2), given[:0]):
+        with prepacked(model):
+            found = model(each)
+        torch.testing.assert_close(found, model(each), rtol=0, atol=1e-5)
+
+
+def test_under_autocast_products_are_in_its_dtype() -> None:
+    torch.manual_seed(0)
+    model, given = seeded(nn.Linear(64, 64)), torch.randn(3, 64)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = model(given)
+        with prepacked(model):
+            found = model(given)
+    assert (found.dtype, expected.dtype) == (torch.bfloat16, torch.bfloat16)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-2)
+    with prepacked(model), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert model(given).dtype == torch.bfloat16, "prepacked in fp32, and used under autocast"
+
+
+@pytest.mark.parametrize("change", ["in place", "of its data"])
+def test_a_layer_whose_weight_has_changed_uses_the_new_one(change: str) -> None:
+    model, given = seeded(nn.Linear(8, 8)), torch.randn(3, 8)
+    with prepacked(model), torch.no_grad():
+        if change == "in place":
+            model[0].weight.mul_(2)
+        else:
+            model[0].weight.data = torch.ones(8, 8)
+        found = model(given)
+    assert torch.equal(found, nn.functional.linear(given, model[0].weight, model[0].bias))
+
+
+def test_where_gradients_are_wanted_they_are_those_of_the_layer() -> None:
+    model, given = nn.Sequential(nn.Linear(8, 8)), torch.randn(3, 8)
+    with prepacked(model):
+        model(given).sum().backward()
+    torch.testing.assert_close(model[0].weight.grad, given.sum(0).expand(8, 8))
+
+
+def test_nothing_is_left_behind() -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    before = [*model.state_dict()]
+    with prepacked(model):
+        assert len(layers(model)) == 1
+        undo = prepack(model)
+        undo()
+        assert len(layers(model)) == 1, "an inner use, which found the layer taken, does not end the outer one"
+    assert not layers(model)
+    assert [*model.state_dict()] == before
+
+
+def test_copies_take_no_more_than_their_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = seeded(*(nn.Linear(16, 16) for _ in range(8)))
+    one = 16 * 16 * 4
+    monkeypatch.setattr(prepacked_weights, "attainable_memory", lambda: 3.5 * one / prepacked_weights.SHARE)
+    with prepacked(model):
+        assert len(layers(model)) == 3
+
+
+def test_a_weight_of_two_layers_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = nn.Linear(16, 16), nn.Linear(16, 16)
+    two.weight = one.weight
+    monkeypatch.setattr(prepacked_weights, "attainable_memory", lambda: 1.5 * 16 * 16 * 4 / prepacked_weights.SHARE)
+    given = torch.randn(2, 16)
+    with torch.no_grad(), prepacked(seeded(one, two)):
+        assert ["forward" in vars(each) for each in (one, two)] == [True, True]
+        torch.testing.assert_close(two(given) - two.bias, one(given) - one.bias)
+
+
+def test_a_build_of_pytorch_without_these_kernels_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(weight: Tensor, rows: int) -> Tensor:
+        del weight, rows
+        raise RuntimeError("not built")
+
+    model = seeded(nn.Linear(16, 16))
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", missing, raising=False)
+    with prepacked(model):
+        assert not layers(model)
+
+
+class Unlike(nn.Linear):
+    """A layer whose forward pass is its own, as that of a quantised one."""
+
+
+def test_layers_that_are_no_plain_ones_are_left_alone() -> None:
+    meta = nn.Linear(16, 16, device="meta")
+    half = nn.Linear(16, 16, dtype=torch.float16)
+    with prepacked(nn.Sequential(Unlike(16, 16), nn.Embedding(16, 16), meta, half)) as _:
+        assert not layers(meta)
+    with prepacked(model := nn.Sequential(Unlike(16, 16), meta, half)):
+        assert not layers(model)
