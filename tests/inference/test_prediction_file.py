@@ -257,9 +257,7 @@ def test_a_second_process_that_would_write_the_file_is_refused_and_changes_nothi
             yield {}
 
         for write in (lambda: second.begin(request), lambda: second.write(rows()), lambda: second.write(iter([{}]))):
-            with pytest.raises(
-                UserError, match=rf"(?s)another process is writing .*{name} \(process \d+ on .*wait until"
-            ):
+            with pytest.raises(UserError, match=rf"(?s)another process is writing .*{name} \(process \d+ .*wait until"):
                 write()
         assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == there
     assert PredictionFile(path, overwrite).begin(request) == (2 if name == "out.jsonl" and not overwrite else 0)
