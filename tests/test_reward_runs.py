@@ -77,6 +77,26 @@ def test_a_reward_that_fails_always_ends_the_run_with_its_reason(drivetrain: Com
     assert "the reward regex failed for all 12 answers" in " ".join(err.split())
 
 
+def test_a_run_whose_rewards_apply_to_no_answer_of_its_evaluation_ends_well_with_a_warning(
+    drivetrain: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = run_file(tmp_path, rewards=[{"use": "tests.rewards.scores:never"}])
+    code, _, err = drivetrain("train", str(path), "--quiet", "evaluation.early_stopping={patience: 1}")
+    assert code == 0, err
+    events = list(read_events(tmp_path / "run" / "events.jsonl"))
+    [evaluated] = [each for each in events if each["event"] == "evaluation"]
+    assert sorted(evaluated["metrics"]) == ["answer_tokens", "truncated"]
+    assert not evaluated["best"]
+    assert any("never returned None for" in each["message"] for each in events if each["event"] == "warning")
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["status"], report["steps"], report["best"]) == ("completed", 4, None)
+    code, out, err = drivetrain("evaluate", str(path))
+    assert code == 0, err
+    assert sorted(json.loads(out)["metrics"]) == ["answer_tokens", "truncated"]
+    assert "never returned None for" in caplog.text
+    assert drivetrain("report", str(tmp_path / "run"))[0] == 0
+
+
 def start(path: Path, *options: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "drivetrain", "train", str(path), "--quiet", *options]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +219,62 @@ def test_rows_are_kept_when_their_prediction_is_interrupted_again_before_it_goes
 def test_an_interrupted_table_says_that_it_keeps_no_rows(tmp_path: Path) -> None:
     assert "a .csv keeps no rows" in interrupted(tmp_path / "out.csv", {"run": "a"}, 2).left()
     assert interrupted(tmp_path / "out.jsonl", {"run": "a"}, 0).left() == " before the first row was written"
+
+
+@contextmanager
+def being_written(path: Path) -> Iterator[None]:
+    """Another process writes two rows of the request {"run": "a"} and goes on."""
+    writer = (
+        "import sys, time; from pathlib import Path; from drivetrain.inference.prediction_file import PredictionFile\n"
+        "def rows():\n"
+        "    yield {'sample': file.begin({'run': 'a'})}\n"
+        "    yield {'sample': 1}\n"
+        "    print('ready', flush=True); time.sleep(60)\n"
+        "file = PredictionFile(Path(sys.argv[1])); file.write(rows())"
+    )
+    with subprocess.Popen([sys.executable, "-c", writer, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_second_process_that_would_write_the_file_is_refused_and_changes_nothing(
+    tmp_path: Path, name: str, overwrite: bool
+) -> None:
+    path, request = tmp_path / name, {"run": "a"}
+    with being_written(path):
+        there = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+        second = PredictionFile(path, overwrite)
+
+        def rows() -> Iterator[dict[str, Any]]:
+            second.begin(request)
+            raise AssertionError("it is refused before any work")
+            yield {}
+
+        for write in (lambda: second.begin(request), lambda: second.write(rows()), lambda: second.write(iter([{}]))):
+            with pytest.raises(UserError, match=rf"(?s)another process is writing .*{name} \(process \d+ .*wait until"):
+                write()
+        assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == there
+    assert PredictionFile(path, overwrite).begin(request) == (2 if name == "out.jsonl" and not overwrite else 0)
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+def test_a_file_that_another_process_wrote_too_is_no_result(tmp_path: Path, name: str) -> None:
+    """Where the file system has no locks, nothing keeps the other one out."""
+    file = PredictionFile(tmp_path / name)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        file.begin({"run": "a"})
+        yield {"sample": 0, "text": "two\nlines"}
+        with (tmp_path / f".{name}.partial").open("a") as other:
+            other.write('{"sample": 0}\n')
+        yield {"sample": 1, "text": "one"}
+
+    with pytest.raises(UserError, match=r"has \d lines, and \d were written: another process wrote it too"):
+        file.write(rows())
+    assert [*tmp_path.iterdir()] == []

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ def odd(completions: list[str]) -> Any:
     for text in completions:
         if text == "raise":
             raise ValueError("no such answer")
+        if text == "unspeakable":
+            raise Nameless
         if text == "exit":
             sys.exit(3)
         if text == "crash":
@@ -37,6 +41,37 @@ def odd(completions: list[str]) -> Any:
             return [0.5] * (len(completions) - 1)
     values = {"nan": float("nan"), "none": None, "words": "high"}
     return [values.get(text, 1) for text in completions]
+
+
+class Nameless(Exception):
+    """Has no words for itself."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+    __str__ = __repr__
+
+
+def no_floats(completions: list[str], file: str) -> list[Any]:
+    """Notes how many answers it is asked about, and returns for each the value that it names."""
+    with Path(file).open("a") as lines:
+        lines.write(f"{len(completions)}\n")
+    values = {
+        "huge": 10**400,
+        "longer than can be printed": 10**5000,
+        "decimal": Decimal("0.5"),
+        "complex": 1j,
+        "nameless": Nameless(),
+        "wordless": [1] * 99,
+    }
+    return [values.get(text, 1) for text in completions]
+
+
+def starting(completions: list[str], file: str) -> list[float]:
+    """Starts a process, and waits for its end."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        Path(file).write_text(str(process.pid))
+    return [0.0] * len(completions)
 
 
 def patient(completions: list[str]) -> list[float]:
@@ -70,6 +105,18 @@ def waited(completions: list[str], file: str) -> list[float]:
 
 def needs_more(completions: list[str], solution: list[str]) -> list[float]:
     return [float(a == b) for a, b in zip(completions, solution, strict=True)]
+
+
+def never(completions: list[str]) -> list[None]:
+    return [None] * len(completions)
+
+
+def failing_at(completions: list[str], file: str) -> list[None]:
+    """Fails for the first answer that it is asked about, and applies to no other."""
+    if not Path(file).exists():
+        Path(file).touch()
+        raise ValueError("the first")
+    return never(completions)
 
 
 def letters(completions: list[str]) -> list[int]:

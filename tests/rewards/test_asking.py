@@ -21,6 +21,7 @@ from drivetrain.rewards.asking import AskedReward, Group, Scored
 from drivetrain.workloads.rewarding import Rewarding
 
 ODD = ["fine", "raise", "exit", "crash", "hang", "nan", "none", "words"]
+NO_FLOATS = ["huge", "longer than can be printed", "decimal", "complex", "nameless", "wordless", "fine"]
 
 
 def asked(answers: Sequence[Sequence[str]], **given: Any) -> list[list[Scored]]:
@@ -58,6 +59,41 @@ def test_an_answer_that_fails_has_a_reason_and_the_others_of_its_group_have_rewa
         "nan": "it returned nan, no finite number",
         "words": "it returned 'high', no finite number",
     }
+
+
+def test_values_that_are_no_finite_floats_have_reasons_and_the_call_is_not_made_again(tmp_path: Path) -> None:
+    given = {"use": "tests.rewards.scores:no_floats", "options": {"file": str(tmp_path / "calls")}}
+    [found] = asked([NO_FLOATS], **given)
+    assert dict(zip(NO_FLOATS, found, strict=True)) == {
+        "huge": Scored(None, "it returned an integer that is larger than any float"),
+        "longer than can be printed": Scored(None, "it returned an integer that is larger than any float"),
+        "decimal": Scored(None, "it returned Decimal('0.5'), no finite number"),
+        "complex": Scored(None, "it returned 1j, no finite number"),
+        "nameless": Scored(None, "it returned a Nameless, no finite number"),
+        "wordless": Scored(None, f"it returned [{'1, ' * 19}1,, no finite number"),
+        "fine": Scored(1.0),
+    }
+    assert (tmp_path / "calls").read_text() == "7\n"
+
+
+def test_an_error_that_cannot_be_printed_is_a_reason_too() -> None:
+    [[found]] = asked([["unspeakable"]], use="tests.rewards.scores:odd")
+    assert found.failure == "Nameless: a Nameless"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="process groups are of POSIX")
+def test_a_call_that_takes_too_long_leaves_none_of_the_processes_that_it_started(tmp_path: Path) -> None:
+    file = tmp_path / "started"
+    given = {"use": "tests.rewards.scores:starting", "options": {"file": str(file)}, "time_limit": 5}
+    [[found]] = asked([["a"]], **given)
+    assert found.failure == "took more than 5 s"
+    started = int(file.read_text())
+    for _ in range(100):
+        if not psutil.pid_exists(started) or psutil.Process(started).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.1)
+    os.kill(started, signal.SIGKILL)
+    raise AssertionError("it still runs")
 
 
 def test_a_wrong_count_is_a_failure_with_both_numbers() -> None:

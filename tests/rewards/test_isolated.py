@@ -180,4 +180,4 @@ def test_the_process_of_the_reward_runs_the_programs() -> None:
         found = process.values({"completions": ["x = 1", "x = 2"], "references": ["assert x == 1"] * 2}, 2)
     finally:
         process.close()
-    assert found == [1, 0]
+    assert found == [(1.0, None), (0.0, None)]

@@ -246,6 +246,28 @@ def test_an_evaluation_answers_each_prompt_once_with_the_likeliest_tokens(tmp_pa
     assert values["loss"] == -values["reward"] == -values["reward_letters"]
 
 
+def test_an_evaluation_without_any_reward_has_no_such_metric_and_warns_of_the_reasons(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = {"use": "tests.rewards.scores:failing_at", "options": {"file": str(tmp_path / "asked")}}
+    work = workload(tmp_path, rewards=[{"use": "tests.rewards.scores:never"}, failing])
+    engine, _ = passes_of(work)
+    run, events, progress = run_config(), list[Any](), Progress()
+    evaluations = Evaluations(run, work, engine, work.order(2, 0, by_epochs=False), progress, events.append)
+    values = evaluations()
+    assert sorted(values) == ["answer_tokens", "truncated"]
+    [warning] = [each.message for each in events]
+    assert warning.startswith(
+        "no answer of the evaluation has a reward (never returned None for 3 of 3 answers; "
+        "failing_at failed for 1 of 3 answers: ValueError: the first): "
+    )
+    evaluate(run, work, engine)
+    assert "never returned None for 3 of 3 answers; failing_at returned None for 3 of 3" in caplog.text
+    evaluations()
+    evaluations()
+    assert len(events) == 2, "the same warning is given once"
+
+
 def test_a_plan_measures_memory_with_the_longest_answers_allowed(tmp_path: Path) -> None:
     work = workload(tmp_path, updates=2)
     order = GlobalOrder(len(work.train), 4, seed=1)

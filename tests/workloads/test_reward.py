@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from drivetrain.cli import main
+from drivetrain.errors import UserError
+from drivetrain.workloads.language_data import LanguageReader
 from drivetrain.workloads.loss_contract import LOSS, NO_CONTEXT
 from drivetrain.workloads.reward import CENTRING, RewardWorkload
 from tests.tiny_language import LLAMA, config, write_lines
@@ -91,6 +93,18 @@ def test_a_reward_model_learns_which_answers_are_better(
     metrics = json.loads((tmp_path / "run" / "report.json").read_text())["metrics"]
     assert metrics["reward_accuracy"] > 0.9
     assert metrics["reward_margin"] > 0.5
+
+
+@pytest.mark.parametrize("margin", ["slightly better", 10**400, True], ids=["words", "huge", "truth"])
+def test_margins_are_read_by_the_stage_that_learns_from_them_alone(tmp_path: Path, margin: Any) -> None:
+    rows = [*ROWS[:3], {**ROWS[3], "margin": margin}]
+    path = write_lines(tmp_path / "pairs.jsonl", rows)
+    for stage in ("dpo", "orpo", "simpo", "cpo"):
+        made = config(tmp_path, stage=stage, train=path, template="chatml", evaluation_fraction=0)
+        assert len(LanguageReader(made, 0).read().train) == 4
+    made = config(tmp_path, stage="reward", train=path, template="chatml", evaluation_fraction=0)
+    with pytest.raises(UserError, match=r"margin is '.*', no finite number"):
+        LanguageReader(made, 0).read()
 
 
 def test_a_reward_model_that_is_to_answer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

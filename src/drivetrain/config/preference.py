@@ -157,6 +157,11 @@ class Preference(ReferenceBlock):
         return self.with_reference(any(LOSSES[name].reference for name in self.losses(stage)), adapters)
 
 
+def reads_margins(stage: str) -> bool:
+    """Returns whether a stage's loss reads by how much the chosen answer of a pair is better."""
+    return stage == REWARD
+
+
 def preference_problems(block: Preference, stage: str, adapters: Sequence[Adapter] | None) -> Iterator[Problem]:
     """Yields settings that do not go together, or that nothing reads."""
     if stage not in STAGES:

@@ -7,13 +7,14 @@ import json
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from drivetrain.config.run import RunConfig
 from drivetrain.config.texts import texts
 from drivetrain.errors import UserError, counted, problem
 from drivetrain.inference.prediction_request import changes
 from drivetrain.runtime.atomic_file import followed
+from drivetrain.runtime.lock import holding
 
 ENDINGS = (".jsonl", ".csv")
 
@@ -46,32 +47,39 @@ class PredictionFile:
     """JSON Lines or, if the name ends in .csv, CSV: written aside, and renamed when all rows are there.
 
     JSON Lines that a kill or an error cut short stay aside, with the request they answer; the same request goes on with
-    them. Another one is refused, unless it is to overwrite them.
+    them. Another one is refused, unless it is to overwrite them. While one process writes, any other is refused.
     """
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
         self._path = followed(path)  # a link stays
         self._aside = self._path.with_name(f".{self._path.name}.partial")
         self._request = self._path.with_name(f".{self._path.name}.request.json")
+        self._lock = self._path.with_name(f".{self._path.name}.lock")
+        self._held: contextlib.ExitStack | None = None  # while this process alone may write; what ends that
         self._is_csv = path.suffix == ".csv"
         self._overwrite = overwrite
         self._done = 0
         self._has_begun = False  # until then, what lies aside is an earlier prediction's
 
     def begin(self, request: dict[str, Any]) -> int:
-        """Returns the number of rows that there are already of the same request. Raises UserError for the rows of
-        another one."""
-        with self._reported():
-            earlier = self._earlier()
-            self._done = 0 if self._is_csv or self._overwrite else _whole_lines(self._aside)
-            if self._done and earlier != request:
-                raise self._taken(changes(earlier, request))
-            self._has_begun = True
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            if not self._done:
-                self._forget()
-            if not self._is_csv:
-                self._request.write_text(json.dumps(request), encoding="utf-8")
+        """Returns the number of rows that there are already of the same request, and keeps other processes from writing
+        the file until `write` ends. Raises UserError for the rows of another request, and where another process
+        writes the file."""
+        try:
+            with self._reported():
+                self._hold()
+                earlier = self._earlier()
+                self._done = 0 if self._is_csv or self._overwrite else _whole_lines(self._aside)
+                if self._done and earlier != request:
+                    raise self._taken(changes(earlier, request))
+                self._has_begun = True
+                if not self._done:
+                    self._forget()
+                if not self._is_csv:
+                    self._request.write_text(json.dumps(request), encoding="utf-8")
+        except BaseException:
+            self._release()
+            raise
         return self._done
 
     def left(self) -> str:
@@ -94,11 +102,15 @@ class PredictionFile:
         try:
             first = list(islice(rows, 1))  # before the file is opened: what makes the rows may call `begin`
             with self._reported():
-                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._hold()
                 self._has_begun = True
-                file = self._aside.open("a" if self._done else "w", encoding="utf-8", newline="")
+                if not self._done:
+                    self._aside.write_bytes(b"")
+                # at its end, wherever that is: what another process wrote is not written over, and shows
+                file = self._aside.open("a", encoding="utf-8", newline="")
+            lines = _Lines(file, self._done)
             try:
-                write = _csv_writer(file) if self._is_csv else _json_writer(file)
+                write = _csv_writer(lines) if self._is_csv else _json_writer(lines)
                 for row in chain(first, rows):  # an OSError of what makes the rows is none of this file's
                     with self._reported():
                         write(row)
@@ -109,13 +121,45 @@ class PredictionFile:
                 with contextlib.suppress(OSError):  # of what a failed flush left: it was reported
                     file.close()
             with self._reported():
+                self._check_lines(lines.count)
                 self._aside.replace(self._path)
                 self._request.unlink(missing_ok=True)
         except BaseException:
             if self._has_begun and not (self._done and self._request.exists()):
                 self._forget()
             raise
+        finally:
+            self._release()
         return self._done
+
+    def _hold(self) -> None:
+        """Keeps other processes from writing the file. Raises UserError if one writes it already."""
+        if self._held is not None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(holding(self._lock, self._in_use))
+            self._held = stack.pop_all()
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def _in_use(self, who: str | None) -> UserError:
+        why = f"another process is writing {self._path}{f' ({who})' if who else ''}"
+        return problem("--output", why, "wait until it ends, or give another file")
+
+    def _check_lines(self, written: int) -> None:
+        """Raises UserError if the file has not as many lines as were written: where file systems have no locks, another
+        process may have written it too. No row of such a file is kept."""
+        with self._aside.open("rb") as file:
+            found = sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))
+        if found != written:
+            self._done = 0
+            why = f"{self._aside} has {counted(found, 'line')}, and {written:,} were written"
+            fix = "give the command again while no other one writes this file"
+            raise problem("--output", f"{why}: another process wrote it too", fix)
 
     def _taken(self, why: str) -> UserError:
         rows = f"{counted(self._done, 'row')} of an interrupted prediction to {self._path.name}"
@@ -156,7 +200,21 @@ def _whole_lines(path: Path) -> int:
     return count
 
 
-def _json_writer(file: Any) -> Any:
+class _Lines:
+    """A text file, and how many lines it has if none but this process writes it."""
+
+    def __init__(self, file: TextIO, count: int) -> None:
+        self._file, self.count = file, count
+
+    def write(self, text: str) -> int:
+        self.count += text.count("\n")
+        return self._file.write(text)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _json_writer(file: _Lines) -> Any:
     """Each row is in the file when its writing is over: a kill takes none of them."""
 
     def write(row: dict[str, Any]) -> None:
@@ -166,7 +224,7 @@ def _json_writer(file: Any) -> Any:
     return write
 
 
-def _csv_writer(file: Any) -> Any:
+def _csv_writer(file: _Lines) -> Any:
     import csv
 
     writers: list[csv.DictWriter[str]] = []

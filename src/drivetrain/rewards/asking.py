@@ -3,7 +3,6 @@ alone."""
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import weakref
@@ -106,16 +105,8 @@ def _scored(process: RewardProcess, group: Group) -> list[Scored]:
     """Returns the values of a group's answers. If the call for all of them fails, each is asked for by itself."""
     count = len(group.answers)
     try:
-        return [_checked(value) for value in process.values(group.given, count)]
+        return [Scored(*each) for each in process.values(group.given, count)]
     except FailedCall as error:
         if count == 1:
             return [Scored(None, str(error))]
     return [each for number in range(count) for each in _scored(process, group.only(number))]
-
-
-def _checked(value: Any) -> Scored:
-    if value is None:
-        return Scored(None)
-    if isinstance(value, bool | int | float) and math.isfinite(value):
-        return Scored(float(value))
-    return Scored(None, f"it returned {value!r:.60}, no finite number")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -65,9 +66,9 @@ class RewardProcess:
         if "error" in found:
             raise problem(self._field, f"{self._reward.use}: {found['error']}", "correct the function")
 
-    def values(self, given: Mapping[str, Sequence[Any]], count: int) -> list[float | None]:
-        """Returns `count` rewards, None where the function has none. Raises FailedCall with the reason if it gave
-        none."""
+    def values(self, given: Mapping[str, Sequence[Any]], count: int) -> list[tuple[float | None, str | None]]:
+        """Returns `count` rewards, None where the function has none, and beside each the reason if the function's value
+        is no reward. Raises FailedCall with the reason if it gave none."""
         self.start()
         found = self._asked(given, self._reward.time_limit)
         if "values" not in found:
@@ -75,7 +76,7 @@ class RewardProcess:
         values = found["values"]
         if len(values) != count:
             raise FailedCall(f"it returned {len(values)} rewards for {count} answers")
-        return values
+        return [(value, failure) for value, failure in values]
 
     def _asked(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         end = time.monotonic() + seconds
@@ -117,9 +118,13 @@ class RewardProcess:
         return line
 
     def close(self) -> None:
+        """Ends the process, and those that the function started: they are in its group, unless they left it."""
         process, self._process, self._read, self._ready_by = self._process, None, b"", None
         if process is None:
             return
+        if hasattr(os, "killpg"):
+            with suppress(ProcessLookupError, PermissionError):  # none is left; macOS refuses a group of zombies
+                os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None

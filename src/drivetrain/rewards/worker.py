@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +39,7 @@ def main() -> None:
         except UserError as error:
             found = {"problem": [error.problems[0].why, error.problems[0].fix]}
         except Exception as error:  # the user's own code
-            found = {"error": f"{type(error).__name__}: {error}"}
+            found = {"error": f"{type(error).__name__}: {_text(str, error)}"}
         answers.write(json.dumps(found) + "\n")
         answers.flush()
 
@@ -77,12 +78,40 @@ def _check_isolation(options: dict[str, Any], field: str) -> None:
         raise problem(field, why, "install what is missing, allow larger limits, or use another reward") from None
 
 
-def _values(found: Any) -> Any:
-    """Returns numbers as JSON has them: arrays and tensors have a method for it."""
+def _values(found: Any) -> list[tuple[float | None, str | None]]:
+    """Returns each value, and the reason why it is None though the function meant something else. Arrays and tensors
+    have a method that makes numbers of them."""
     listed = found.tolist() if hasattr(found, "tolist") else found
     if not isinstance(listed, list | tuple):
         raise TypeError(f"it returned {type(found).__name__}, not a list of numbers")
-    return [each.item() if hasattr(each, "item") else each for each in listed]
+    return [_checked(each.item() if hasattr(each, "item") else each) for each in listed]
+
+
+def _checked(value: Any) -> tuple[float | None, str | None]:
+    if value is None:
+        return None, None
+    if isinstance(value, int | float):
+        number = _float(value)
+        if number is None:
+            return None, "it returned an integer that is larger than any float"
+        if math.isfinite(number):
+            return number, None
+    return None, f"it returned {_text(repr, value):.60}, no finite number"
+
+
+def _float(value: float) -> float | None:
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _text(words: Callable[[Any], str], value: Any) -> str:
+    """Returns the text that a user's own object has for itself, which may fail too."""
+    try:
+        return words(value)
+    except Exception:
+        return f"a {type(value).__name__}"
 
 
 if __name__ == "__main__":

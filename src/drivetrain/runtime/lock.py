@@ -1,4 +1,5 @@
-"""Lets one run at a time use a folder, by a lock that the kernel releases when its holder dies in any way.
+"""Lets one run at a time use a folder, and one process write a file, by a lock that the kernel releases when its holder
+dies in any way.
 
 A POSIX record lock and not flock: loader processes that were forked off would keep a flock for their parent, and NFS
 carries record locks from one machine to the other.
@@ -12,7 +13,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,7 +38,7 @@ def held(folder: Path) -> Iterator[str | None]:
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor, notice = _locked(folder / LOCK)
+        descriptor, notice = _locked(folder / LOCK, lambda who: _taken(folder, who))
     except OSError as error:
         fix = "give another folder as output"
         raise problem("output", f"{folder} cannot be written: {error.strerror}", fix) from None
@@ -52,6 +53,24 @@ def held(folder: Path) -> Iterator[str | None]:
         os.close(descriptor)
 
 
+@contextmanager
+def holding(path: Path, taken: Callable[[str | None], UserError]) -> Iterator[None]:
+    """While the block runs, the lock file at `path` is this process's; then it is gone. Where the system or the file
+    system has no locks, nothing keeps others out.
+
+    taken: returns the error to raise where another process holds it, from the holder's description, such as "process 7
+    on host, since ..."; None where it is not known. Raises OSError where the file cannot be made.
+    """
+    descriptor, _ = _locked(path, taken)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if _is(descriptor, path):
+                path.unlink()
+        os.close(descriptor)
+
+
 def refuse_if_held(folder: Path) -> None:
     """Raises UserError if a run works there. Not for its own process, which would lose its lock by checking it."""
     try:
@@ -60,7 +79,7 @@ def refuse_if_held(folder: Path) -> None:
         return
     try:
         with suppress(OSError):
-            _lock(descriptor, folder / LOCK)
+            _lock(descriptor, folder / LOCK, lambda who: _taken(folder, who))
     finally:
         os.close(descriptor)
 
@@ -84,11 +103,11 @@ def is_held(folder: Path) -> bool:
         os.close(descriptor)
 
 
-def _locked(path: Path) -> tuple[int, str | None]:
+def _locked(path: Path, taken: Callable[[str | None], UserError]) -> tuple[int, str | None]:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            notice = _lock(descriptor, path)
+            notice = _lock(descriptor, path, taken)
             if notice is not None or _is(descriptor, path):
                 _sign(descriptor)
                 return descriptor, notice
@@ -98,14 +117,14 @@ def _locked(path: Path) -> tuple[int, str | None]:
         os.close(descriptor)  # its holder took the file away between our opening and our lock
 
 
-def _lock(descriptor: int, path: Path) -> str | None:
+def _lock(descriptor: int, path: Path, taken: Callable[[str | None], UserError]) -> str | None:
     if fcntl is None:
         return f"this system has no POSIX locks: nothing keeps a second run out of {path.parent}"
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
-            raise _taken(path) from None
+            raise taken(_holder(path)) from None
         if error.errno not in _NO_LOCKS:
             raise
         return f"the file system of {path.parent} has no locks: nothing keeps a second run out of this folder"
@@ -127,11 +146,15 @@ def _sign(descriptor: int) -> None:
         os.pwrite(descriptor, text.encode(), 0)
 
 
-def _taken(path: Path) -> UserError:
+def _holder(path: Path) -> str | None:
+    """Returns the process that signed a lock; None where it has not signed yet."""
     try:
         by = json.loads(path.read_text())
-        who = f"process {by['process']} on {by['host']}, since {by['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it has not signed yet
-        who = "another process"
+        return f"process {by['process']} on {by['host']}, since {by['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _taken(folder: Path, who: str | None) -> UserError:
     fix = "wait for it or end it (SIGTERM saves first), or give another output or name"
-    return problem("output", f"a run is working in {path.parent}: {who}", fix)
+    return problem("output", f"a run is working in {folder}: {who or 'another process'}", fix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,8 @@ from drivetrain.data.order import Order
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.runtime.atomic_file import writing
-from drivetrain.tracking.events import EvaluationProgress, Event, MixtureEvaluated
-from drivetrain.training.judging import judged, means_of
+from drivetrain.tracking.events import EvaluationProgress, Event, MixtureEvaluated, Warned
+from drivetrain.training.judging import judged, means_of, unrewarded
 from drivetrain.training.mixture_report import mixture_report
 from drivetrain.training.progress import Progress
 from drivetrain.workloads.base import Workload
@@ -26,6 +27,7 @@ from drivetrain.workloads.generating import JudgesAnswers
 from drivetrain.workloads.metrics import Accuracy
 from drivetrain.workloads.sample_scores import SampleScores, in_order, write_scores
 
+LOG = logging.getLogger(__name__)
 EMPTY: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
@@ -46,7 +48,10 @@ def evaluate(
     each batch."""
     assert workload.evaluation is not None
     if isinstance(workload, JudgesAnswers):
-        return means_of([*judged(workload, engine, config.evaluation_batch, part).values()])
+        rows = [*judged(workload, engine, config.evaluation_batch, part).values()]
+        if why := unrewarded(rows):
+            LOG.warning(why)
+        return means_of(rows)
     cuts = evaluation_cuts(workload, config.evaluation_batch, part)
     batches = evaluation_batches(
         workload.evaluation,
@@ -109,12 +114,14 @@ class Evaluations:
         self._config, self._workload, self._engine = config, workload, engine
         self._order, self._progress, self._send = order, progress, send
         self._scores = scores_of(workload)
+        self._warned: str | None = None
 
     def __call__(self) -> dict[str, float]:
         """Returns loss and metrics over all evaluation data; sends those of each data set. All ranks take part."""
         if isinstance(self._workload, JudgesAnswers):
             rows = judged(self._workload, self._engine, self._config.evaluation_batch, None)
             values = means_of([*rows.values()])
+            self._warn(unrewarded([*rows.values()]))
             by_set = {name: means_of([rows[number] for number in part]) for name, part in self._parts.items()}
         else:
             parts = self._parts
@@ -131,6 +138,12 @@ class Evaluations:
         sets = mixture_report(self._workload, self._order, self._progress.step, self._progress.by_set)
         self._send(MixtureEvaluated(step=self._progress.step, sets=sets))
         return values
+
+    def _warn(self, text: str | None) -> None:
+        """Sends a warning, unless the evaluation before gave it too."""
+        if text is not None and text != self._warned:
+            self._send(Warned(message=text))
+        self._warned = text
 
     @property
     def _parts(self) -> Mapping[str, range]:

@@ -33,6 +33,7 @@ from drivetrain.training.hooks import LoopHooks
 from drivetrain.training.progress import Progress
 from drivetrain.training.report import Status
 from drivetrain.training.step_guard import PendingNumbers, Watch
+from drivetrain.workloads.base import BestMetric
 
 LESS_READ = "give fewer or no loader.workers, a smaller loader.prefetch or shorter samples"
 
@@ -183,19 +184,25 @@ def _evaluate(run: RunConfig, progress: Progress, around: LoopHooks) -> None:
             samples = around.generate()
             progress.metrics |= around.score(samples)
     metric = around.best_metric
-    value = progress.metrics[metric.name]
-    if not math.isfinite(value):
+    value = progress.metrics.get(metric.name)  # None: no answer has a reward, of which the evaluation warns
+    if value is not None and not math.isfinite(value):
         raise RunError(f"step {progress.step}: the evaluation's {metric.name} is {value}")
     progress.last_evaluation = progress.step
+    is_best = value is not None and _is_best(run, progress, metric, value)
+    around.send(Evaluated(step=progress.step, metrics=progress.metrics, seconds=seconds, best=is_best))
+    if samples is not None:
+        around.send(Generated(step=progress.step, samples=samples))
+
+
+def _is_best(run: RunConfig, progress: Progress, metric: BestMetric, value: float) -> bool:
+    """Returns whether the evaluation is the best so far. Keeps that, and how long there was no gain, in progress."""
     stopping = run.evaluation.early_stopping
     gained = gain(value, None if progress.best is None else progress.best["value"], metric.higher_is_better)
     if gained > 0:
         progress.best = {"step": progress.step, "metric": metric.name, "value": value}
     enough = gained > (stopping.min_delta if stopping else 0.0)
     progress.evaluations_without_gain = 0 if enough else progress.evaluations_without_gain + 1
-    around.send(Evaluated(step=progress.step, metrics=progress.metrics, seconds=seconds, best=gained > 0))
-    if samples is not None:
-        around.send(Generated(step=progress.step, samples=samples))
+    return gained > 0
 
 
 def _patience_is_over(run: RunConfig, progress: Progress) -> bool:

@@ -108,7 +108,7 @@ class RunCheckpoints:
             "precision": self._run.precision,
             "engine": self._run.engine.label,
         }
-        if progress.last_evaluation == progress.step:
+        if progress.last_evaluation == progress.step and self._metric.name in progress.metrics:
             facts |= {"metric": progress.metrics[self._metric.name], "metric_name": self._metric.name}
         if progress.best is not None:
             facts["best"] = progress.best  # of the run so far; its own checkpoint may be another, or not kept

@@ -16,6 +16,7 @@ from drivetrain.workloads.base import Batch, Samples, Workload
 from drivetrain.workloads.loss_contract import LossContext
 
 T = TypeVar("T")
+OF_REWARD = "reward_"  # begins the names of single rewards among the metrics of an answer
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,21 @@ class MakesSamples(Workload):
         self.made_at, self.made = state.get("made_at"), state.get("made", [])
 
 
+@dataclass(frozen=True)
+class JudgedAnswer:
+    """The metrics of an answer, the same names for all, NaN where it has no value; "reward" is the sum of rewards, and
+    OF_REWARD with a name one of them. failures: by the names of rewards that failed, the reasons."""
+
+    metrics: Mapping[str, float]
+    failures: Mapping[str, str]
+
+
 class JudgesAnswers(Workload):
     """A workload whose evaluation is of answers that its model makes to the evaluation samples, which are prompts."""
 
     @abstractmethod
-    def judged(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> list[dict[str, float]]:
-        """Returns the metrics of each of this rank's prompts, the same names for all; NaN is left out of a mean. Called
-        by all ranks together."""
+    def judged(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> list[JudgedAnswer]:
+        """Returns the answer to each of this rank's prompts as it is judged. Called by all ranks together."""
 
 
 class AnswersBeside(ABC):

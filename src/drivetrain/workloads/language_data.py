@@ -10,6 +10,7 @@ import numpy as np
 
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.language_data import LanguageData
+from drivetrain.config.preference import reads_margins
 from drivetrain.data.bad_rows import by_reason
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.contents import Contents
@@ -61,7 +62,7 @@ class LanguageReader:
 
     def __init__(self, config: LanguageModel, seed: int) -> None:
         self._config, self._data, self.seed = config, config.data, seed
-        self._kind = config.samples
+        self._kind, self._margins = config.samples, reads_margins(config.stage)
         self.warnings: list[str] = []
         self.accounts: list[Account] = []
         self.tokenizer: Any = None
@@ -75,8 +76,8 @@ class LanguageReader:
         broken: list[Problem] = []
         kept = None if data.stream else broken  # of a stream all other rows are judged when they are needed
         calls: list[Callable[[], Any]] = [
-            lambda: open_sets(data.train, data, self._kind, TRAIN, kept),
-            lambda: open_sets(data.evaluation or [], data, self._kind, EVALUATION, kept),
+            lambda: open_sets(data.train, data, self._kind, TRAIN, kept, self._margins),
+            lambda: open_sets(data.evaluation or [], data, self._kind, EVALUATION, kept, self._margins),
             lambda: mix_of(data),
         ]
         opened, others, mix = refused_behind(broken, lambda: together(calls))
@@ -103,7 +104,7 @@ class LanguageReader:
         elsewhere = {"path": path, "samples": None, "subset": None, "split": "train", "folder": None}
         source, data = self._data.train[0].model_copy(update=elsewhere), self._data.model_copy(update={"stream": False})
         broken: list[Problem] = []
-        opened = refused_behind(broken, lambda: open_sets([source], data, self._kind, field, broken))
+        opened = refused_behind(broken, lambda: open_sets([source], data, self._kind, field, broken, self._margins))
         read = read_sets({field: opened}, broken, data, self.seed)
         read.check(self.template, data)
         ((samples, _),) = self._made_of(read.of[field], 0.0, [], field)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from drivetrain.config.language import LanguageModel
+from drivetrain.config.preference import reads_margins
 from drivetrain.data.bad_rows import by_reason
 from drivetrain.data.language.chat import show
 from drivetrain.data.language.samples import (
@@ -145,7 +146,7 @@ def _beginnings(config: LanguageModel, reader: LanguageReader) -> tuple[list[Acc
     alone."""
     data, accounts, known = config.data, [], []
     for sources, field in ((data.train, TRAIN), (data.evaluation or [], EVALUATION)):
-        for opened in open_sets(sources, data, config.samples, field):
+        for opened in open_sets(sources, data, config.samples, field, margins=reads_margins(config.stage)):
             account, samples = _beginning(Stream(opened, reader.tokenizer, reader.template, data, field))
             accounts.append(account)
             if field == TRAIN and len(samples):

@@ -13,7 +13,7 @@ from torch import Tensor
 from drivetrain.config.generation import Generation
 from drivetrain.config.reinforcement import Reinforcement
 from drivetrain.data.language.samples import PromptSample, Sample
-from drivetrain.workloads.generating import Drawn, Making, Prompt
+from drivetrain.workloads.generating import OF_REWARD, Drawn, JudgedAnswer, Making, Prompt
 from drivetrain.workloads.rewarding import Answered
 
 VALUES = "advantages", "old", "reference"  # of a batch, shaped as targets
@@ -38,6 +38,13 @@ def made_of(answer: Answered, values: Mapping[str, Any], masks_truncated: bool) 
         "reference": torch.zeros(0),
         **values,
     }
+
+
+def judged_answer(answer: Answered, values: Mapping[str, Any]) -> JudgedAnswer:
+    """values: of the rewards, as Rewarding gives them."""
+    single = {f"{OF_REWARD}{name}": value for name, value in values["values"].items()}
+    of_answer = {"answer_tokens": float(len(answer.ids)), "truncated": float(answer.truncated)}
+    return JudgedAnswer({"reward": values["reward"], **single, **of_answer}, values["failures"])
 
 
 def longest_answer(prompt: PromptSample, most: int) -> Made:

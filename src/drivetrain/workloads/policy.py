@@ -26,7 +26,7 @@ from drivetrain.workloads.advantages import advantages
 from drivetrain.workloads.against_reference import AgainstReference, numbers_of
 from drivetrain.workloads.base import Batch, BestMetric, Samples
 from drivetrain.workloads.exporting import PlainBatch
-from drivetrain.workloads.generating import JudgesAnswers, MakesSamples, Making, Prompt, Rollout
+from drivetrain.workloads.generating import JudgedAnswer, JudgesAnswers, MakesSamples, Making, Prompt, Rollout
 from drivetrain.workloads.language_model import IGNORED
 from drivetrain.workloads.loss_contract import LOSS, ONE_TERM, Auxiliary, LossContext
 from drivetrain.workloads.made_answers import (
@@ -36,6 +36,7 @@ from drivetrain.workloads.made_answers import (
     correction_of,
     draw_of,
     drawn_answers,
+    judged_answer,
     longest_answer,
     made_of,
     sample_of,
@@ -274,20 +275,12 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
 
     # --- evaluation and prediction ------------------------------------------------------------------------------------
 
-    def judged(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> list[dict[str, float]]:
+    def judged(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> list[JudgedAnswer]:
         passes.once(self._rewarding.start)
         asked = [self._prompt(prompt) for prompt in prompts]
         answers = self._answered(asked, draws, passes, self.settings, prompts)
         values = self._rewarding.values([[each] for each in answers], self._scores(answers, passes), passes)
-        return [
-            {
-                "reward": found["reward"],
-                **{f"reward_{name}": value for name, value in found["values"].items()},
-                "answer_tokens": float(len(answer.ids)),
-                "truncated": float(answer.truncated),
-            }
-            for answer, found in zip(answers, values, strict=True)
-        ]
+        return [judged_answer(answer, found) for answer, found in zip(answers, values, strict=True)]
 
     @property
     def settings(self) -> Generation:

@@ -105,7 +105,7 @@ def test_a_saved_conversation_is_data_to_train_on(tmp_path: Path) -> None:
         ("/temperature hot", "'hot' was given"),
         ("/temperature 3", "'3' was given"),
         ("/save", "it has no file"),
-        ("/save /nowhere/x.jsonl", "No such file or directory"),
+        ("/save new.jsonl", "there is nothing to save yet"),
         ("/compare", "it has no model"),
         (b"\xff\xfe", "not UTF-8"),
         (b"one\\\n\xff\\\nthree", "a message is not UTF-8: invalid start byte at byte 5"),
@@ -116,6 +116,16 @@ def test_a_wrong_line_gets_its_reason_and_the_chat_goes_on(line: str | bytes, wh
     out, notes, answered, _ = talked(given + b"\nhello\n", scripted(lambda _: "hi"))
     assert why in notes
     assert out == "hi\n"
+    assert not answered
+
+
+@pytest.mark.parametrize(
+    ("file", "why"), [("/nowhere/x.jsonl", "No such file or directory"), ("a\0b", "embedded null byte")]
+)
+def test_a_file_that_cannot_be_saved_to_gets_its_reason_and_the_chat_goes_on(file: str, why: str) -> None:
+    out, notes, answered, _ = talked(f"hello\n/save {file}\nagain\n", scripted(lambda _: "hi"))
+    assert why in notes
+    assert out == "hi\nhi\n"
     assert not answered
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from drivetrain.data.language.row_schema import (
     RowSchema,
     check_is_to_learn_from,
     check_utf8,
+    finite,
     optional_text,
     truth,
 )
@@ -140,13 +140,15 @@ def _read_pair(row: Mapping[str, Any], form: RowSchema, where: str, replace: Map
 
 
 def _margin(row: Mapping[str, Any], form: RowSchema) -> float:
+    """Returns 0 where the stage reads no margins, and where the row has none."""
     column = form.columns.get("margin", "margin")
-    value = row.get(column)
+    value = row.get(column) if form.margins else None
     if value is None:
         return 0.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    number = finite(value)
+    if number is None:
         raise RowError(f"{column} is {str(value)[:40]!r}, no finite number")
-    return float(value)
+    return number
 
 
 def _read_one(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:

@@ -5,6 +5,7 @@ Names and defaults are those of LLaMA-Factory's dataset_info.json (data/README.m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -77,6 +78,7 @@ class RowSchema:
     every_pair: each two of them with different scores are a pair, not the best and the worst alone.
     steps: the columns `completions` and `labels` have the steps of an answer, and whether each is right.
     labels: the column `kto_tag` distinguishes replies to learn from those to avoid.
+    margins: the column `margin` has the number by which the chosen answer of a pair is better, where a row has one.
     default_system: the system message of rows that have none.
     """
 
@@ -91,6 +93,7 @@ class RowSchema:
     scored: bool = False
     every_pair: bool = False
     steps: bool = False
+    margins: bool = False
 
     @cached_property
     def required(self) -> dict[str, str]:
@@ -194,6 +197,17 @@ def text(value: Any, what: str) -> str:
     if not value.strip():
         raise RowError(f"{what} is empty")
     return value
+
+
+def finite(value: Any) -> float | None:
+    """Returns a number as a float; None for anything else, and for a number that is not finite as a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer, which JSON bounds no more than Python does
+        return None
+    return number if math.isfinite(number) else None
 
 
 def truth(value: Any, what: str) -> bool:

@@ -7,12 +7,11 @@ answers and of their scores. A rank is 1 for the best, as in Nectar.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from drivetrain.data.language.row_schema import RowError, RowSchema, kind
+from drivetrain.data.language.row_schema import RowError, RowSchema, finite, kind
 
 COMPLETIONS = ("completions", "responses", "answers")  # usual names of the column
 CONTENTS = ("response", "completion", "text", "answer")  # of an answer's fields
@@ -85,9 +84,10 @@ def _score(answer: Any, beside: Any, name: str, number: int) -> float:
     own = next((each for each in (*SCORES, *RANKS) if fields.get(each) is not None), None)
     if own is not None:
         name, beside = "ranks" if own in RANKS else "scores", fields[own]
-    if isinstance(beside, bool) or not isinstance(beside, int | float) or not math.isfinite(beside):
+    found = finite(beside)
+    if found is None:
         raise RowError(f"the {name[:-1]} of answer {number} is {str(beside)[:40]!r}, no finite number")
-    return BESIDE[name] * float(beside)
+    return BESIDE[name] * found
 
 
 def _content(answer: Any) -> Any:

@@ -169,17 +169,26 @@ class OpenSet:
 
 
 def open_sets(
-    sources: Sequence[DataSource], data: LanguageData, kind: SampleKind, field: str, broken: list[Problem] | None = None
+    sources: Sequence[DataSource],
+    data: LanguageData,
+    kind: SampleKind,
+    field: str,
+    broken: list[Problem] | None = None,
+    margins: bool = False,
 ) -> list[OpenSet]:
     """Opens all sources, whose rows hold samples of that kind. Raises UserError with all problems of all sources.
 
     broken: collects problems of single rows that cannot be read, so that they are reported with others. None: they are
-    errors too.
+    errors too. margins: whether the pairs' margins are read.
     """
     registry: Mapping[str, Entry] = {}
     if data.registry is not None:
         registry = read_registry(str(data.registry), "workload.data.registry")
-    return together([partial(_opened, source, registry, data, kind, field, broken) for source in sources])
+    opened = together([partial(_opened, source, registry, data, kind, field, broken) for source in sources])
+    return [
+        replace(each, form=replace(each.form, margins=True)) if margins and each.form is not None else each
+        for each in opened
+    ]
 
 
 def read_set(opened: OpenSet, seed: int, field: str) -> DataSet:

@@ -148,15 +148,18 @@ class Talk:
 
     def save(self, file: Path) -> None:
         """Writes the conversation as a line of OpenAI's format, which `drivetrain train` reads as data. Raises
-        UserError where the file is there already, or cannot be written."""
+        UserError before the first message, and where the file is there already or cannot be written."""
+        if not self.messages:
+            raise problem("/save", "there is nothing to save yet", "write a message first")
         if os.path.lexists(file):
             raise problem("/save", f"{file} is there already", "give the name of a new file")
         system = [] if self.settings.system is None else [Message("system", self.settings.system)]
         row = {"messages": [message.as_template() for message in [*system, *self.messages]]}
         try:
             write_whole(file, json.dumps(row, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise problem("/save", f"{file}: {error.strerror}", "give a file that can be written") from None
+        except (OSError, ValueError) as error:  # ValueError: a NUL character in its name
+            why = getattr(error, "strerror", None) or error
+            raise problem("/save", f"{file}: {why}", "give a file that can be written") from None
 
 
 def _object(arguments: str) -> Any:
