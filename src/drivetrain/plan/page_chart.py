@@ -39,8 +39,7 @@ class _Drawing:
     def parts(self) -> Iterator[str]:
         for box in self._path.boxes:
             yield from self._question(box)
-        answers = [box.answer for box in self._path.boxes if box.answer is not None]
-        yield from self._leaf_below(NOTHING_FITS, taken=answers[-1:] == ["no"])
+        yield from self._leaf_below(NOTHING_FITS, taken=self._path.leaf == NOTHING_FITS)
         if self._path.links is not None:
             yield from self._question(self._path.links)
             yield from self._leaf_below(SLOW_LINKS, taken=self._path.links.answer == "no")
