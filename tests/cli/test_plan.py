@@ -1,4 +1,4 @@
-"""What `drivetrain plan` looks at before it plans, and where its results go."""
+"""`drivetrain plan` checks its options before it plans, and writes its results where they say."""
 
 from __future__ import annotations
 

@@ -70,14 +70,16 @@ def test_under_autocast_products_are_in_its_dtype() -> None:
         assert model(given).dtype == torch.bfloat16, "prepacked in fp32, and used under autocast"
 
 
-@pytest.mark.parametrize("change", ["in place", "of its data"])
+@pytest.mark.parametrize("change", ["in place", "of its data", "of the bias"])
 def test_a_layer_whose_weight_has_changed_uses_the_new_one(change: str) -> None:
     model, given = seeded(nn.Linear(8, 8)), torch.randn(3, 8)
     with prepacked(model), torch.no_grad():
         if change == "in place":
             model[0].weight.mul_(2)
-        else:
+        elif change == "of its data":
             model[0].weight.data = torch.ones(8, 8)
+        else:
+            model[0].bias.data = torch.ones(8)
         found = model(given)
     assert torch.equal(found, nn.functional.linear(given, model[0].weight, model[0].bias))
 
@@ -134,10 +136,19 @@ class Unlike(nn.Linear):
     """A layer whose forward pass is its own, as that of a quantised one."""
 
 
+def test_a_layer_of_the_users_that_bears_the_name_of_another_is_left_alone() -> None:
+    class Conv1D(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) * 2
+
+    model, given = seeded(Conv1D(8, 8)), torch.randn(3, 8)
+    expected = model(given)
+    with prepacked(model), torch.no_grad():
+        assert torch.equal(model(given), expected)
+
+
 def test_layers_that_are_no_plain_ones_are_left_alone() -> None:
     meta = nn.Linear(16, 16, device="meta")
     half = nn.Linear(16, 16, dtype=torch.float16)
-    with prepacked(nn.Sequential(Unlike(16, 16), nn.Embedding(16, 16), meta, half)) as _:
-        assert not layers(meta)
-    with prepacked(model := nn.Sequential(Unlike(16, 16), meta, half)):
+    with prepacked(model := nn.Sequential(Unlike(16, 16), nn.Embedding(16, 16), meta, half)):
         assert not layers(model)

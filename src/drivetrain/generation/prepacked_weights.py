@@ -3,13 +3,14 @@
 A step of few rows reads every weight for few products. PyTorch's kernels take a weight as it lies and bring it into
 their own order in each step; oneDNN's can have that done once, for any number of rows (what torch.compile's Inductor
 calls prepacking). On an AMD EPYC the products of a step of 1 to 16 rows took a half to a third of the time, of 64 rows
-a half, and of a prompt three quarters (bench/prepacked.py). The order costs a copy of the weights, so only
-as many are copied as a share of the free memory holds.
+a half, and of a prompt three quarters (bench/prepacked.py). The order costs a copy of the weights, so only as many are
+copied as a share of the free memory holds.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ SHARE = 0.25  # of the memory that is free, which the copies may take
 LEAST = 2**16  # numbers of a weight: smaller ones stay in a core's cache as they are
 ROWS = 64  # that the order is chosen for; others are about as quick with it
 DTYPES = (torch.float32, torch.bfloat16)
+Key = tuple[int, tuple[int, ...]]  # address and strides of a weight
 
 
 @contextmanager
@@ -42,13 +44,13 @@ def prepack(model: nn.Module) -> Callable[[], None]:
     as they lie in this process' memory whole. A layer whose weight has changed since goes on without its copy. Returns
     a function that undoes it."""
     free, done = SHARE * attainable_memory(), list[nn.Module]()
-    copies: dict[int, Tensor] = {}  # by the address of the weight: a tied one is copied once
+    copies: dict[Key, Tensor] = {}  # a tied weight is copied once
     for layer in model.modules():
         weight = _weight_of(layer)
         if weight is None or "forward" in vars(layer):
             continue
         dtype = _dtype_of_products(weight)
-        needed = 0 if weight.data_ptr() in copies else weight.numel() * dtype.itemsize
+        needed = 0 if _key(weight) in copies else weight.numel() * dtype.itemsize
         if needed > free:
             continue
         try:
@@ -70,13 +72,23 @@ def prepack(model: nn.Module) -> Callable[[], None]:
 def _weight_of(layer: nn.Module) -> Tensor | None:
     """Returns the weight of a linear layer as (outputs, inputs), where it is a plain tensor of this process; None of
     other layers, of shards, of quantised weights and of tensors without numbers."""
-    is_plain, is_transposed = type(layer) is nn.Linear, type(layer).__name__ == "Conv1D"  # Transformers', of GPT-2
-    weight: Any = getattr(layer, "weight", None) if is_plain or is_transposed else None
+    is_plain = type(layer) is nn.Linear
+    weight: Any = layer.weight if is_plain or _is_transposed(layer) else None
     if type(weight) not in (nn.Parameter, Tensor) or weight.device.type != "cpu" or weight.dtype not in DTYPES:
         return None
     if weight.layout is not torch.strided or weight.dim() != 2 or weight.numel() < LEAST:
         return None
     return weight.detach() if is_plain else weight.detach().t()
+
+
+def _is_transposed(layer: nn.Module) -> bool:
+    """Returns whether it is Transformers' linear layer of GPT-2, whose weight is (inputs, outputs)."""
+    module = sys.modules.get("transformers.pytorch_utils")  # not imported for it: a model that has one did
+    return module is not None and type(layer) is module.Conv1D
+
+
+def _key(weight: Tensor) -> Key:
+    return weight.data_ptr(), weight.stride()
 
 
 def _dtype_of_products(weight: Tensor) -> torch.dtype:
@@ -86,15 +98,16 @@ def _dtype_of_products(weight: Tensor) -> torch.dtype:
 class _Prepacked:
     """The forward pass of one layer."""
 
-    def __init__(self, layer: nn.Module, weight: Tensor, dtype: torch.dtype, copies: dict[int, Tensor]) -> None:
+    def __init__(self, layer: nn.Module, weight: Tensor, dtype: torch.dtype, copies: dict[Key, Tensor]) -> None:
         """weight: (outputs, inputs). dtype: of the products. copies: of other layers, to which this one's is added."""
         self._plain = layer.forward
         self._layer, self._dtype = layer, dtype
         self._known = _identity(layer)
-        if weight.data_ptr() not in copies:
+        key = _key(weight)
+        if key not in copies:
             with torch.no_grad():
-                copies[weight.data_ptr()] = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), ROWS)
-        self._weight = copies[weight.data_ptr()]
+                copies[key] = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), ROWS)
+        self._weight = copies[key]
         bias: Tensor | None = layer.bias  # type: ignore[assignment]
         self._bias = None if bias is None else bias.detach().to(dtype)
 
@@ -107,7 +120,8 @@ class _Prepacked:
         return torch.ops.mkldnn._linear_pointwise(input.to(dtype), self._weight, self._bias, "none", [], "")
 
 
-def _identity(layer: Any) -> tuple[int, int, int]:
+def _identity(layer: Any) -> tuple[int, ...]:
     """Returns what changes with the layer's weight or bias."""
     weight, bias = layer.weight, layer.bias
-    return weight.data_ptr(), weight._version, 0 if bias is None else bias._version
+    of_bias = () if bias is None else (bias.data_ptr(), bias._version)
+    return weight.data_ptr(), weight._version, *of_bias

@@ -28,11 +28,8 @@ def language(block: LanguageModel, folder: Path, samples: int, length: int) -> d
     answer = WORD * length
     row: dict[str, Any] = {"instruction": "Say something.", "output": answer}
     if block.samples == "pairs":
-        row = {
-            "instruction": "Say something.",
-            "chosen": answer,
-            "rejected": "else " + answer,
-        }  # at its beginning: both are cut alike
+        other = "else " + answer  # they differ at the beginning: both are cut alike
+        row = {"instruction": "Say something.", "chosen": answer, "rejected": other}
     if block.samples == "steps":
         row = {"prompt": "", "completions": [WORD * (length // 2)] * 2, "labels": [True, False]}
     with file.open("w") as rows:
