@@ -279,6 +279,7 @@ def test_a_layer_without_numbers_is_laid_out_as_one_with_them(
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @each_format
 def test_compile_leaves_outputs_and_gradients(config: QuantisedBase, backend: str) -> None:
+    torch.compiler.reset()  # what tests before compiled counts towards the limit
     layer = quantised(linear(), config)
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
     found = [(one, torch.ones(3, 96).cumsum(1).requires_grad_()) for one in (layer, compiled)]

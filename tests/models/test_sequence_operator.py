@@ -43,6 +43,23 @@ def test_it_is_attention_under_a_mask(heads: int, window: int | None, scale: flo
         torch.testing.assert_close(own, theirs, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_numbers_of_16_bits_are_computed_with_in_fp32(window: int | None) -> None:
+    torch.manual_seed(0)
+    half = [torch.randn(2, 4, 12, 8).bfloat16().requires_grad_() for _ in range(3)]
+    whole = [part.detach().float().requires_grad_() for part in half]
+    bounds = bounds_of(POSITIONS)
+    assert bounds is not None
+    found, expected = (attend_apart(*parts, bounds, window, None) for parts in (half, whole))
+    assert torch.equal(found, expected.bfloat16())
+    outward = torch.randn_like(found)
+    theirs = torch.autograd.grad(expected, whole, outward.float())
+    for own, other in zip(torch.autograd.grad(found, half, outward), theirs, strict=True):
+        torch.testing.assert_close(
+            own.float(), other, rtol=1e-2, atol=3e-2
+        )  # the output was rounded between the passes
+
+
 @pytest.mark.parametrize("branches", [False, True])
 def test_it_keeps_to_the_rules_of_operators(branches: bool) -> None:
     """What a compiler assumes: shapes are told without computing, nothing is written to, gradients are its own."""

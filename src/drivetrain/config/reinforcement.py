@@ -13,6 +13,7 @@ from drivetrain.config.adapter import Adapter
 from drivetrain.config.base import Frozen, PathOrId, decides_memory, doc
 from drivetrain.config.generation import Generation
 from drivetrain.config.reference import ReferenceBlock, reference_problems
+from drivetrain.config.rollout_server import RolloutServer, as_server, server_problems
 from drivetrain.errors import Problem
 
 FIELD = "workload.reinforcement"
@@ -158,6 +159,9 @@ class Reinforcement(ReferenceBlock):
     value_weight: float = doc("ppo: weight of the value head's loss", 0.1, gt=0)
     value_clip: float = doc("ppo: how far a value may move from its estimate before", 0.2, gt=0)
     mask_truncated: bool = doc("Learn nothing from answers that reached max_new_tokens", False)
+    server: Annotated[RolloutServer | None, BeforeValidator(as_server)] = doc(
+        "A vLLM server that draws the answers which are learned from: its address, or a block", None
+    )
     allow_code: bool = doc("Let the reward code run, isolated, the Python that the model writes", False)
 
     def loss_of(self, stage: str) -> LossName:
@@ -210,6 +214,8 @@ def reinforcement_problems(block: Reinforcement, stage: str, adapters: Sequence[
     if block.reference == "none" and block.beta:
         yield Problem(f"{FIELD}.reference", "beta weighs the divergence from it", "leave it out, or give beta: 0")
     yield from reference_problems(block, FIELD, adapters)
+    if block.server is not None:
+        yield from server_problems(block.server, f"{FIELD}.server", adapters)
 
 
 def _settings(block: Reinforcement, stage: str) -> Iterator[Problem]:

@@ -16,9 +16,10 @@ from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.generation.answering import Answering
+from drivetrain.generation.served_answers import ServedAnswers
 from drivetrain.runtime.journal import Journal
 from drivetrain.workloads.base import Batch, Workload
-from drivetrain.workloads.generating import Drawn, Generates, Prompt
+from drivetrain.workloads.generating import Came, Drawn, Generates, Prompt, dropped
 from drivetrain.workloads.loss_contract import LossContext
 
 T = TypeVar("T")
@@ -35,10 +36,12 @@ class Passes:
         ranks: Communicator,
         batch_size: int,
         journal: Journal | None = None,
+        server: ServedAnswers | None = None,
     ) -> None:
-        """batch_size: samples that run forward at once. journal: None keeps nothing beyond this object."""
+        """batch_size: samples that run forward at once. journal: None keeps nothing beyond this object. server: draws
+        the answers in the model's place."""
         self._engine, self._workload, self._ranks, self._batch_size = engine, workload, ranks, batch_size
-        self.journal = journal or Journal(None, ranks.rank, "")
+        self.journal, self._server = journal or Journal(None, ranks.rank, ""), server
 
     def each(self, samples: Sequence[Any], work: Callable[[nn.Module, Batch, LossContext], Sequence[T]]) -> list[T]:
         """Returns the result of `work` for each sample, in their order: one result a sample of the batch that it gets.
@@ -66,18 +69,24 @@ class Passes:
         counts = self._engine.counts_samples
         return [found[0] for found in self._ranks.all_gather([value] if counts else []) if found]
 
+    @property
+    def by_server(self) -> bool:
+        return self._server is not None
+
     def answers(
-        self, prompts: Sequence[Prompt], draws: Sequence[int], settings: Generation | None = None
+        self, prompts: Sequence[Prompt], draws: Sequence[int], settings: Generation | None = None, came: Came = dropped
     ) -> list[Drawn]:
         """Returns an answer to each of this rank's prompts. settings: how they are chosen, where it
         is not by the workload's own.
 
         draws: a number for each, which with the run's seed decides what is drawn for it, independently of other
-        prompts. Raises ValueError if one comes twice.
+        prompts. came: called with each as it comes from a server. Raises ValueError if one comes twice.
         """
         assert isinstance(self._workload, Generates), "the workload's model writes no tokens"
         if len(set(draws)) < len(prompts):  # prompts of one number would get one answer
             raise ValueError(f"{len(prompts)} prompts have {len(set(draws))} different draws: give each its own")
+        if self._server is not None:
+            return self._server.answers(prompts, draws, settings or self._workload.settings, came, self.once)
         answering = Answering(self._engine, self._workload, self._ranks, self._batch_size)
         found = answering.own(prompts, draws, 0, settings, as_drawn=True, with_text=False)
         return [Drawn(list(each.tokens), [token.logprob for token in each.logprobs]) for each in found]

@@ -34,6 +34,7 @@ from drivetrain.models import packed_kernels
 from drivetrain.models.packing_trial import Windows, tried, why_not, why_not_tried
 from drivetrain.models.planned_device import kind_of_device, planned_machine
 from drivetrain.models.sequence_operator import attend_apart
+from drivetrain.models.usual_attention import is_half_on_cpu, one_by_one, usual
 
 NAME = "drivetrain_packed"  # in Transformers' tables of attention implementations and of masks
 Warn = Callable[[str], None]
@@ -55,33 +56,31 @@ class PackedAttention:
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **how: Any
     ) -> tuple[Tensor, None]:
         """Returns (B, T, heads, width). query: (B, heads, T, width), key and value with their own heads."""
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
         window, dropout = how.get("sliding_window"), how.get("dropout", 0.0)
         if not torch.compiler.is_compiling():  # layers differ in their number, and would be compiled one by one
             self.windows[getattr(module, "layer_idx", None)] = window
-        if not are_bounds(attention_mask) or attention_mask.shape[3] == 2:
+        asked = [name for name in UNKNOWN if how.get(name) is not None]
+        looks_back = bool(getattr(module, "is_causal", True))  # as Transformers' sdpa asks; encoders look both ways
+        by_operator = looks_back and not dropout and not asked and are_bounds(attention_mask) and is_half_on_cpu(value)
+        if not (are_bounds(attention_mask) and attention_mask.shape[3] > 2) and not by_operator:
             mask = attention_mask
             if are_bounds(mask):  # of one sequence in each row
                 mask = self._mask(_band, attention_mask, query.shape[2], window)
-            key, value = _each_its_own(query, key, value, mask)
-            found: Tensor = sdpa_attention_forward(module, query, key, value, mask, **how)[0]
-            return found, None
-        asked = [name for name in UNKNOWN if how.get(name) is not None]
+            return usual(module, query, key, value, mask, how), None
         if asked:
             raise RunError(f"packed sequences: {type(module).__name__} asks for {', '.join(asked)} in its attention")
-        looks_back = bool(getattr(module, "is_causal", True))  # as Transformers' sdpa asks; encoders look both ways
         if _is_on_gpu(query) or kind_of_device(query) == "cuda":  # the second: one that is planned for
             query, key, value = _as_autocast_would(query, key, value)
             return self._on_gpu(module, query, key, value, attention_mask, looks_back, how), None
         branches = attention_mask.shape[1] == 2
         if branches and (dropout or not looks_back):
             raise RunError("answers that share a prompt: there is no attention with dropout, or that looks ahead")
-        if branches or (torch.compiler.is_compiling() and not dropout and looks_back and query.device.type == "cpu"):
+        compiled = torch.compiler.is_compiling() and not dropout and looks_back and query.device.type == "cpu"
+        if branches or by_operator or compiled:
             query, key, value = _as_autocast_would(query, key, value)
             return attend_apart(query, key, value, attention_mask, window, how.get("scaling")), None
         band = functools.partial(self._mask, _band, attention_mask)
-        return _one_by_one(module, query, key, value, attention_mask, band, how), None
+        return one_by_one(module, query, key, value, attention_mask, band, how), None
 
     def _on_gpu(
         self,
@@ -198,8 +197,11 @@ def _with_bounds(rows: Rows | None, several: bool, model: nn.Module, args: Any, 
 
 def _one_each(positions: Tensor) -> Tensor:
     """Returns boundaries of rows that hold one sequence each: (B, 1, T, 2)."""
-    ends = torch.arange(2, dtype=torch.int32, device=positions.device) * positions.shape[1]
-    return ends.expand(*positions.shape, 2)[:, None]
+    rows, length = positions.shape
+    table = np.tile(np.array([0, length], dtype=np.int32), (rows, 1, 1, 1))
+    bounds = (torch.arange(2, dtype=torch.int32, device=positions.device) * length).expand(rows, 1, length, 2)
+    remember(bounds, table)
+    return bounds
 
 
 def bounds_of(positions: Tensor, fixed: Rows | None = None) -> Tensor | None:
@@ -258,32 +260,6 @@ def _kernel_here(choice: str, dtype: torch.dtype, dropout: float, device: torch.
     return packed_kernels.kernel_of(choice, dtype, dropout, _is_ampere(device), width)
 
 
-@torch.compiler.disable
-def _one_by_one(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bounds: Tensor,
-    band: Callable[[int, int | None], Tensor | None],
-    how: dict[str, Any],
-) -> Tensor:
-    """Applies Transformers' sdpa to each sequence. band: length and window → mask."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    window, rows = how.get("sliding_window"), []
-    for row, lengths in enumerate(np.diff(on_host(bounds)[:, 0, 0]).tolist()):
-        pieces = [length for length in lengths if length]
-        own = (tensor if len(tensor) == 1 else tensor[row : row + 1] for tensor in (query, key, value))
-        parts = (tensor.split(pieces, dim=2) for tensor in own)
-        found = [
-            sdpa_attention_forward(module, *each, band(size, window), **how)[0]
-            for size, *each in zip(pieces, *parts, strict=True)
-        ]
-        rows.append(torch.cat(found, dim=1))
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
-
-
 def _band(bounds: Tensor, length: int, window: int | None) -> Tensor | None:
     """Returns which positions see which, (1, 1, L, L); None for plain causal attention."""
     if window is None or length <= window:
@@ -302,19 +278,6 @@ def _is_ampere(device: torch.device) -> bool:
     """Returns whether it is an NVIDIA GPU of compute capability 8.0 or newer, as flash-attn's and PyTorch's kernels for
     16 bits need. ROCm's torch counts capabilities of its own (gfx90a as 9.0)."""
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= AMPERE
-
-
-def _each_its_own(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Repeats keys and values for each head of the queries where a GPU computes in fp32: its kernel for groups of heads
-    takes 16 bits alone, and without one PyTorch makes the scores of all pairs of positions. Under a mask, for
-    wider heads and for a single query Transformers repeats them itself."""
-    own = mask is None and query.shape[2] > 1 and key.shape[3] == value.shape[3] <= 256
-    groups = query.shape[1] // key.shape[1]
-    if groups == 1 or not own or query.dtype != torch.float32 or kind_of_device(query) != "cuda" or query.is_meta:
-        return key, value
-    if torch.is_autocast_enabled(query.device.type):
-        return key, value
-    return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
 
 
 def _as_autocast_would(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -10,6 +10,11 @@ its queries look at the shared keys, and each at the branch's own up to its plac
 their logarithms of sums, s = log(exp s₁ + exp s₂) is that of both, and o₁ exp(s₁ - s) + o₂ exp(s₂ - s) the output. The
 kernel of the backward pass makes weights from s: with the s of both it gives each call's part of the gradients. So no
 mask is made, and no key copied. (The way in which Ring Attention joins blocks: Liu et al. 2023, section 3.)
+
+Numbers of 16 bits are computed with in fp32, sequence by sequence, and rounded afterwards; what is kept for the
+backward pass has 16 bits. PyTorch's kernel for 16 bits compiles code for each length that it meets and keeps it: 150
+sequences of 50 to 1,000 positions (4 heads of 64, two cores of an AMD EPYC) left 1.1 GiB behind and took 1.43 s in the
+backward pass, in fp32 8 MiB and 1.05 s.
 """
 
 from __future__ import annotations
@@ -55,7 +60,7 @@ def _attend(
     given, sums = _empty(query)
     for row, begin, end, trunk in _sequences(bounds, window):
         parts = [_part(tensor, row, begin, end) for tensor in (query, key, value)]
-        found, its_sums = _FORWARD(*parts, 0.0, **_how(end - begin, window, scale, query))
+        found, its_sums = _FORWARD(*parts, 0.0, **_how(end - begin, window, scale, parts[0]))
         if trunk is not None:
             shared = [_part(tensor, row, *trunk) for tensor in (key, value)]
             found, its_sums = _joined(found, its_sums, *_FORWARD(parts[0], *shared, 0.0, False, scale=scale))
@@ -96,7 +101,7 @@ def _backward(
     for row, begin, end, trunk in _sequences(bounds, window):
         outer, own, *others = [_part(tensor, row, begin, end) for tensor in (gradient, query, key, value, given)]
         its_sums = sums[row : row + 1, :, begin:end]
-        how = _how(end - begin, window, scale, query)
+        how = _how(end - begin, window, scale, own)
         causal = how.pop("is_causal")
         found = list(_BACKWARD(outer, own, *others, its_sums, 0.0, causal, **how))
         if trunk is not None:
@@ -158,7 +163,8 @@ def _sequences(bounds: Tensor, window: int) -> Iterator[tuple[int, int, int, tup
 
 
 def _part(tensor: Tensor, row: int, begin: int, end: int) -> Tensor:
-    part = tensor[row : row + 1, :, begin:end]
+    """Returns these positions in the dtype that is computed in."""
+    part = tensor[row : row + 1, :, begin:end].to(torch.promote_types(tensor.dtype, torch.float32))
     return part if part.stride(3) == 1 else part.contiguous()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from hashlib import blake2b
@@ -32,6 +33,8 @@ class Journal:
         self._lock = threading.Lock()
         self._step = self._shortened = 0
         self._ends_whole = False  # whether the file's last line is known to have ended
+        self.is_again = False  # whether an earlier start began this step
+        self._asked_again: Counter[str] = Counter()
         self._known: dict[str, tuple[int, Any]] = {}
         for path in self._files():
             with suppress(FileNotFoundError):  # another rank, which is quicker, has removed it
@@ -55,12 +58,22 @@ class Journal:
         cannot be written."""
         self._step = step
         self._known = {key: kept for key, kept in self._known.items() if kept[0] >= step}
+        self.is_again = any(kept[0] == step for kept in self._known.values())
         if covered <= self._shortened:
             return
         self._shortened = covered
         for path in self._files():
             if path == self._file or (self._rank == 0 and _rank_of(path) >= self._world):
                 _shorten(path, covered)
+
+    def count_again(self, what: str, number: int) -> None:
+        """Counts what is asked for again, and may have another result this time."""
+        self._asked_again[what] += number
+
+    def counted_again(self) -> dict[str, int]:
+        """Returns what was counted since the last call."""
+        found, self._asked_again = self._asked_again, Counter()
+        return {what: number for what, number in found.items() if number}
 
     def keep_all(self, results: Mapping[str, Any]) -> None:
         """Keeps results by their keys, at once. Raises RunError if they cannot be written. Several threads may call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from drivetrain.training.windows import windows_of
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.generating import MakesSamples
 
+AGAIN = "were asked for again after the run was resumed: they may differ from what it would have had without a break"
 # of a run: all that decides its weights at each step, and so the samples that it makes
 DECIDING_SAMPLES = {"workload", "adapter", "quantised_base", "optimizer", "schedule", "loop", "batch_size", "seed"}
 
@@ -141,6 +142,7 @@ class Batching:
             journal=self._journal() if makes else None,
             covered=self._covered,
             made=self._report_made,
+            served=True,
         )
         # samples that the model makes depend on the update before
         return one_ahead(windows, self._engine.expect) if on_gpu and not makes else windows
@@ -151,13 +153,16 @@ class Batching:
         ranks, settings = Communicator(), json.dumps(run, sort_keys=True)
         return Journal(RunFolder(self._given.folder).journal, ranks.rank, settings, ranks.world)
 
-    def _report_made(self, step: int) -> None:
+    def _report_made(self, step: int, again: Mapping[str, int]) -> None:
         assert isinstance(self._workload, MakesSamples)
         report = self._workload.rollout()
         if report is not None:
             self._send(RolledOut(step, report.metrics, report.samples))
             for message in report.warnings:
                 self._send(Warned(message=f"step {step}: {message}"))
+        if again:
+            what = " and ".join(f"{number:,} {name}" for name, number in again.items())
+            self._send(Warned(message=f"step {step}: {what} {AGAIN}"))
 
 
 def one_ahead(windows: Iterator[Window], expect: Callable[[Sequence[MicroBatch]], None]) -> Iterator[Window]:

@@ -7,7 +7,8 @@ on with the same; their random draws are a function of the run's seed and the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -20,9 +21,13 @@ from drivetrain.distributed.rng import restore_rng_state, rng_state, seed_everyt
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
 from drivetrain.generation.passes import Passes
+from drivetrain.generation.served_answers import ServedAnswers
 from drivetrain.runtime.journal import Journal
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.generating import MakesSamples
+
+# gets a step, and the numbers of answers and rewards that were asked for again for it
+Made = Callable[[int, Mapping[str, int]], None]
 
 
 def windows_of(
@@ -37,13 +42,15 @@ def windows_of(
     pin_memory: bool = False,
     journal: Journal | None = None,
     covered: Callable[[], int] = lambda: 0,
-    made: Callable[[int], None] = lambda _: None,
+    made: Made = lambda _, __: None,
+    served: bool = False,
 ) -> Iterator[Window]:
     """Yields the windows of these steps. workers: whether processes beside this one may load samples. journal: results
     of an earlier start. covered: returns the first step that a resumed run may have to make again. made: called after
-    samples were made at the first step of those that use them."""
+    samples were made, with the first step of those that use them and what an earlier start had asked for already.
+    served: whether answers come from the server that the run names, if it names one; else the model draws them."""
     if isinstance(workload, MakesSamples):
-        return _made_windows(run, workload, engine, order, steps, mine, journal, covered, made)
+        return _made_windows(run, workload, engine, order, steps, mine, journal, covered, made, served)
     loader = run.loader if workers else run.loader.model_copy(update={"workers": 0})
     return training_windows(workload.train, workload.collate, order, steps, mine, loader, pin_memory)
 
@@ -64,17 +71,21 @@ def _made_windows(
     mine: Slice,
     journal: Journal | None,
     covered: Callable[[], int],
-    made: Callable[[int], None],
+    made: Made,
+    served: bool,
 ) -> Iterator[Window]:
     updates, uses, ranks = workload.updates_per_batch, workload.steps_per_batch, Communicator()
     at_once = mine.micro_batch_size * (updates if run.micro_batch_limit is None else 1)  # of all updates
-    passes = Passes(engine, workload, ranks, at_once, journal)
+    server = workload.server if served else None
+    answers = None if server is None else ServedAnswers(server, engine, workload, ranks, run.folder)
+    passes = Passes(engine, workload, ranks, at_once, journal, answers)
     for step in steps:
         first = step - step % uses
         if workload.made_at != first:
             passes.journal.begin(first, covered())
             workload.keep_made(first, _made(run, workload, engine, order, first, mine, passes, ranks))
-            made(first)
+            again = ranks.all_gather(passes.journal.counted_again())
+            made(first, {what: sum(each.get(what, 0) for each in again) for what in dict.fromkeys(chain(*again))})
         turn, update = divmod(step - first, updates)
         shuffled = np.random.default_rng([run.seed, first, 1 + turn]).permutation(len(workload.made))
         indices = np.array_split(shuffled, updates)[update]

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from torch import nn
 
 from drivetrain.config.generation import Generation
+from drivetrain.config.rollout_server import RolloutServer
 from drivetrain.runtime.journal import Journal
 from drivetrain.workloads.base import Batch, Samples, Workload
 from drivetrain.workloads.loss_contract import LossContext
@@ -39,6 +40,13 @@ class Drawn:
     logprobs: list[float]
 
 
+Came = Callable[[int, Drawn], None]  # gets an answer and the number of its prompt
+
+
+def dropped(number: int, drawn: Drawn) -> None:
+    del number, drawn
+
+
 @dataclass(frozen=True)
 class Rollout:
     """The report on samples that a model made. metrics: means over all of them. samples: each in words, JSON-able.
@@ -56,10 +64,15 @@ class Making(Protocol):
         """Returns one result a sample, in their order: the result of `work` on a batch of them."""
 
     def answers(
-        self, prompts: Sequence[Prompt], draws: Sequence[int], settings: Generation | None = None
+        self, prompts: Sequence[Prompt], draws: Sequence[int], settings: Generation | None = None, came: Came = dropped
     ) -> list[Drawn]:
         """Returns the answer that follows each prompt, for a workload that `Generates`. settings: how they are
-        chosen, where it is not by the workload's own."""
+        chosen, where it is not by the workload's own. came: called with each as it comes, where a server draws them, on
+        one of the ranks that share samples."""
+
+    @property
+    def by_server(self) -> bool:
+        """Whether a server draws answers: asked twice it may give two."""
 
     def once(self, work: Callable[[], T]) -> T:
         """Returns the result of `work`, which of the ranks that share samples one does."""
@@ -83,6 +96,7 @@ class MakesSamples(Workload):
     made: list[Any]
     made_at: int | None = None  # the step for whose batch the samples were made
     passes_per_batch: int = 1  # over the samples of a batch of prompts
+    server: RolloutServer | None = None  # draws answers in the model's place
 
     @property
     @abstractmethod

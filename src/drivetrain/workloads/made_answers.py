@@ -101,10 +101,17 @@ def drawn_answers(
     keys = [journal.key("answer", draw, list(prompt.ids)) for draw, prompt in zip(draws, asked, strict=True)]
     known: list[Any] = passes.once(lambda: [journal.found(key) for key in keys])
     lacking = [number for number, found in enumerate(known) if found is None]
-    found = passes.answers([asked[n] for n in lacking], [draws[n] for n in lacking], drawing)
+
+    def came(number: int, drawn: Drawn) -> None:
+        journal.keep_all({keys[lacking[number]]: [drawn.tokens, drawn.logprobs]})
+
+    found = passes.answers([asked[n] for n in lacking], [draws[n] for n in lacking], drawing, came)
     for number, answer in zip(lacking, found, strict=True):
         known[number] = [answer.tokens, answer.logprobs]
-    passes.once(lambda: journal.keep_all({keys[n]: known[n] for n in lacking}))
+    if passes.by_server:
+        journal.count_again("answers", len(lacking) if journal.is_again else 0)
+    else:  # all at once: one that is drawn beside fewer others may differ in its last bits
+        passes.once(lambda: journal.keep_all({keys[n]: known[n] for n in lacking}))
     # journals of earlier versions have tokens alone
     both = [(each, []) if isinstance(each[0], int) else each for each in known]
     return [(Drawn(*each), key) for each, key in zip(both, keys, strict=True)]

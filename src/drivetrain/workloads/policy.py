@@ -60,7 +60,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         self._learning, self._loss = config.reinforcement, config.reinforcement.loss_of(config.stage)
         self._each = self._learning.answers_of(config.stage)
         self._importance = self._learning.importance_of(config.stage)
-        self.passes_per_batch = self._learning.passes
+        self.passes_per_batch, self.server = self._learning.passes, self._learning.server
         rewards = self._learning.rewards
         self._rewarding = Rewarding(rewards)
         self._reward_models = [

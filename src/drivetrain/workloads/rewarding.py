@@ -81,6 +81,13 @@ class Rewarding:
             new = {(number, place): each for place, each in zip(lacking[number], scored, strict=True)}
             found.update(new)
             journal.keep_all({keys[each]: [value.value] for each, value in new.items() if value.failure is None})
+            journal.keep_all({failed(keys[each]): value.failure for each, value in new.items() if value.failure})
+
+        def failed(key: str) -> str:
+            return journal.key("failed", key)
+
+        before = [key for each, key in keys.items() if each not in found and journal.found(failed(key)) is not None]
+        journal.count_again("rewards", len(before))
 
         waiting = [(number, _group([groups[number][place] for place in places])) for number, places in lacking.items()]
         asked.ask(waiting, receive)

@@ -1,0 +1,207 @@
+"""Answers that are learned from, drawn by a server in the model's place: a stand-in that speaks vLLM's HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain.config.rollout_server import RolloutServer
+from drivetrain.errors import RunError, UserError
+from drivetrain.generation.server_client import ServerClient
+from drivetrain.tracking.jsonl import read_events
+from tests.generation.vllm_stand_in import StandIn, serving
+from tests.tiny_language import LLAMA, write_lines
+from tests.workloads.policy_cases import ROWS
+
+Command = Callable[..., tuple[int, str, str]]
+MODEL = {**LLAMA, "vocab_size": 260}
+ANSWERS = 2 * 3  # of a batch
+
+
+def model() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**{k: v for k, v in MODEL.items() if k != "model_type"})).eval()
+
+
+@pytest.fixture
+def server() -> Iterator[StandIn]:
+    with serving(StandIn(model)) as found:
+        yield found
+
+
+def run_file(folder: Path, server: StandIn, **given: Any) -> Path:
+    write_lines(folder / "rows.jsonl", ROWS)
+    learning = {
+        "rewards": {"use": "length", "options": {"most": 5, "over": 4}},
+        "answers": 3,
+        "max_new_tokens": 5,
+        "updates": 2,  # so that log-probabilities of all answers are computed, and compared with the server's
+        "server": {
+            "url": server.url,
+            "weights": str(folder / "weights"),
+            "time_limit": 2,
+            **given.pop("of_server", {}),
+        },
+        **given.pop("reinforcement", {}),
+    }
+    run = {
+        "workload": {
+            "type": "language_model",
+            "stage": "grpo",
+            "model": {"config": MODEL},
+            "data": {"train": str(folder / "rows.jsonl"), "template": "plain", "length": 24, "evaluation_fraction": 0},
+            "reinforcement": learning,
+        },
+        "batch_size": 2,
+        "loop": {"steps": 4},
+        "optimizer": {"name": "adamw", "lr": 0.01},
+        "checkpoints": {"every_steps": 2},
+        "output": str(folder / "run"),
+        **given,
+    }
+    (folder / "run.json").write_text(json.dumps(run))
+    return folder / "run.json"
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [each for each in read_events(folder / "run" / "events.jsonl") if each["event"] == kind]
+
+
+def paths(server: StandIn) -> list[str]:
+    return [path for path, _ in server.asked]
+
+
+def test_each_batch_is_answered_with_the_weights_of_its_step(
+    drivetrain: Command, tmp_path: Path, server: StandIn
+) -> None:
+    code, _, err = drivetrain("train", str(run_file(tmp_path, server)), "--quiet")
+    assert code == 0, err
+    made = [each["metrics"] for each in events(tmp_path, "rollout")]
+    assert len(made) == 2
+    assert all(each["largest_mismatch"] < 1e-4 for each in made), "the server has the trainer's own weights each time"
+    assert paths(server) == 2 * ["/collective_rpc", "/reset_prefix_cache", *ANSWERS * ["/v1/completions"]]
+    seeds = [body["seed"] for path, body in server.asked if path == "/v1/completions"]
+    assert len(set(seeds)) == len(seeds)
+    assert not list((tmp_path / "weights").iterdir()), "weights are gone once they are loaded"
+
+
+def test_with_stale_weights_the_mismatch_shows(drivetrain: Command, tmp_path: Path, server: StandIn) -> None:
+    server._load = lambda _: {"results": [None]}  # type: ignore[method-assign]  # keeps its own
+    code, _, err = drivetrain("train", str(run_file(tmp_path, server)), "--quiet")
+    assert code == 0, err
+    assert all(each["metrics"]["mismatch"] > 1e-3 for each in events(tmp_path, "rollout"))
+
+
+def test_a_run_goes_on_with_the_answers_that_came_before_the_server_failed(
+    drivetrain: Command, tmp_path: Path, server: StandIn
+) -> None:
+    path = run_file(tmp_path, server, of_server={"time_limit": 0.6, "at_once": 1})
+    server.fails = lambda number: 503 if number > ANSWERS + 4 else None  # in the second batch
+    code, _, err = drivetrain("train", str(path), "--quiet")
+    assert code == 1
+    assert "status 503" in err
+    assert "--resume" in err
+    server.fails, before = lambda _: None, server.answered
+    code, _, err = drivetrain("train", str(path), "--quiet", "--resume")
+    assert code == 0, err
+    assert (before, server.answered) == (ANSWERS + 4, 2 * ANSWERS)
+    [warned] = [each["message"] for each in events(tmp_path, "warning") if "asked for again" in each["message"]]
+    assert warned.startswith("step 2: 2 answers were asked for again after the run was resumed")
+
+
+def test_a_server_that_is_busy_for_a_while_is_asked_again(drivetrain: Command, tmp_path: Path, server: StandIn) -> None:
+    server.fails = lambda number: 503 if number == 2 else None
+    code, _, err = drivetrain("train", str(run_file(tmp_path, server)), "--quiet", "loop.steps=2")
+    assert code == 0, err
+    assert server.answered == ANSWERS
+
+
+def test_an_adapter_is_loaded_in_place_of_the_one_before(drivetrain: Command, tmp_path: Path, server: StandIn) -> None:
+    base = model()
+    base.save_pretrained(tmp_path / "base")
+    server.lora = True
+    server.make = lambda: type(base).from_pretrained(tmp_path / "base").eval()
+    path = run_file(tmp_path, server, adapter={"method": "lora", "rank": 2})
+    of_base = f"workload.model={{path: {tmp_path / 'base'}, tokenizer: bytes}}"
+    code, _, err = drivetrain("train", str(path), "--quiet", of_base)
+    assert code == 0, err
+    assert all(each["metrics"]["largest_mismatch"] < 1e-4 for each in events(tmp_path, "rollout"))
+    assert paths(server).count("/v1/load_lora_adapter") == 2
+    assert {body["model"] for path, body in server.asked if path == "/v1/completions"} == {"drivetrain"}
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refused(server: StandIn, temperature: float = 1.0, adapter: bool = False, **given: Any) -> str:
+    client = ServerClient(RolloutServer(**{"url": server.url, "time_limit": 2, **given}))
+    with pytest.raises(UserError) as error:
+        client.check(600, temperature, adapter)
+    return str(error.value)
+
+
+def test_all_that_a_server_lacks_is_named_at_once(server: StandIn) -> None:
+    found = refused(server, temperature=0.7, adapter=True)
+    assert "takes 512 tokens, and a prompt with its answer has up to 600" in found
+    assert "--logprobs-mode processed_logprobs" in found
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in found
+
+
+def test_a_server_that_cannot_change_its_weights_is_refused(server: StandIn) -> None:
+    server.development, server.max_model_len = False, 600
+    assert "VLLM_SERVER_DEV_MODE=1 vllm serve" in refused(server)
+
+
+def test_an_address_at_which_nothing_answers_is_refused_with_the_command(server: StandIn) -> None:
+    assert "start it: VLLM_SERVER_DEV_MODE=1" in refused(server, url="http://127.0.0.1:1")
+
+
+def test_a_key_is_sent_from_its_variable(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.key, server.max_model_len = "secret", 600
+    assert "status 401" in refused(server)
+    assert "the variable ROLLOUT_KEY is not set" in refused(server, key="ROLLOUT_KEY")
+    monkeypatch.setenv("ROLLOUT_KEY", "secret")
+    ServerClient(RolloutServer(url=server.url, key="ROLLOUT_KEY", time_limit=2)).check(600, 1.0, False)
+
+
+def test_a_folder_that_the_server_does_not_see_ends_the_run_at_once(
+    drivetrain: Command, tmp_path: Path, server: StandIn
+) -> None:
+    server._load = lambda _: 500  # type: ignore[method-assign]
+    code, _, err = drivetrain("train", str(run_file(tmp_path, server)), "--quiet")
+    assert code == 1
+    assert f"to load the weights in {tmp_path / 'weights'}" in " ".join(err.split())
+    assert paths(server).count("/collective_rpc") == 1
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"choices": []},
+        {"choices": [{"token_ids": None, "logprobs": None}]},
+        {"choices": [{"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0]}}]},
+        {"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [float("nan")]}}]},
+        {"choices": [{"token_ids": [1] * 9, "logprobs": {"token_logprobs": [-1.0] * 9}}]},
+    ],
+)
+def test_an_answer_that_lacks_what_is_learned_from_is_an_error(server: StandIn, found: Any) -> None:
+    server._answer = lambda _: found  # type: ignore[method-assign]
+    client = ServerClient(RolloutServer(url=server.url, time_limit=2))
+    with pytest.raises(RunError, match="answered with"):
+        client.drawn((1, 2), 8, 1.0, 0, frozenset())
+
+
+def test_it_draws_from_the_models_own_distribution(server: StandIn) -> None:
+    """The stand-in is a server as vLLM is: what it says of an answer is plain Transformers'."""
+    server.logprobs_mode = "processed_logprobs"
+    client = ServerClient(RolloutServer(url=server.url, time_limit=2))
+    drawn = client.drawn((5, 6, 7), 4, 0.5, 3, frozenset({256}))
+    logits = server.model(input_ids=torch.tensor([[5, 6, 7, *drawn.tokens]])).logits[0, 2:-1] / 0.5
+    expected = logits.log_softmax(1)[torch.arange(len(drawn.tokens)), drawn.tokens]
+    torch.testing.assert_close(torch.tensor(drawn.logprobs), expected.float(), rtol=1e-4, atol=1e-5)
