@@ -58,6 +58,10 @@ class OutOfMemory(RunError):
         self.samples = samples
 
 
+class Stopping(RunError):
+    """A signal asked the run to stop while it waited for a step's data. It is not at fault, and saves."""
+
+
 class Interrupted(Exception):
     """Ctrl-C ended the run before it could save. The CLI says what is left and exits with code 130."""
 

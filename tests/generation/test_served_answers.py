@@ -85,7 +85,9 @@ def test_each_batch_is_answered_with_the_weights_of_its_step(
     made = [each["metrics"] for each in events(tmp_path, "rollout")]
     assert len(made) == 2
     assert all(each["largest_mismatch"] < 1e-4 for each in made), "the server has the trainer's own weights each time"
-    assert paths(server) == 2 * ["/collective_rpc", "/reset_prefix_cache", *ANSWERS * ["/v1/completions"]]
+    pushed = ["/collective_rpc", "/reset_prefix_cache", "/update_weight_version"]
+    assert paths(server) == 2 * [*pushed, *ANSWERS * ["/v1/completions"]]
+    assert all(each["push_seconds"] > 0 and each["answer_seconds"] > 0 for each in made)
     seeds = [body["seed"] for path, body in server.asked if path == "/v1/completions"]
     assert len(set(seeds)) == len(seeds)
     assert not list((tmp_path / "weights").iterdir()), "weights are gone once they are loaded"

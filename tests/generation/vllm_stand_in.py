@@ -37,6 +37,8 @@ class StandIn:
     fails: Callable[[int], int | None] = lambda _: None
     asked: list[tuple[str, Any]] = field(default_factory=list)
     answered: int = 0
+    label: str = "default"
+    dtype: str = "torch.float32"
     url: str = ""
 
     def __post_init__(self) -> None:
@@ -48,7 +50,10 @@ class StandIn:
             return {"data": [{"id": "served", "max_model_len": self.max_model_len}]}
         if path.startswith("/server_info") and self.development:
             lora = {"max_lora_rank": 16} if self.lora else None
-            return {"vllm_config": {"model_config": {"logprobs_mode": self.logprobs_mode}, "lora_config": lora}}
+            model = {"logprobs_mode": self.logprobs_mode, "dtype": self.dtype}
+            return {"vllm_config": {"model_config": model, "lora_config": lora}}
+        if path == "/weight_info" and self.development:
+            return {"weight_version": self.label}
         return None
 
     def post(self, path: str, body: Any) -> Any:
@@ -57,6 +62,9 @@ class StandIn:
         if path == "/v1/load_lora_adapter":
             return self._load_adapter(Path(body["lora_path"]))
         if path == "/reset_prefix_cache":
+            return {"success": True}
+        if path == "/update_weight_version":
+            self.label = body["new_version"]
             return {"success": True}
         if path == "/v1/completions":
             self.requests += 1
@@ -80,6 +88,10 @@ class StandIn:
 
         self.model = PeftModel.from_pretrained(self.make(), str(folder)).eval()
         return "Success: LoRA adapter added"
+
+    def start_anew(self) -> None:
+        """Forgets what it was given, as a server does that was killed and started again."""
+        self.model, self.label = self.make(), "default"
 
     @torch.no_grad()
     def _answer(self, body: dict[str, Any]) -> Any:

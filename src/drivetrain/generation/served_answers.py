@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import threading
+import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+import torch
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
@@ -16,26 +18,37 @@ from drivetrain.config.generation import Generation
 from drivetrain.config.rollout_server import FOLDER, RolloutServer
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
-from drivetrain.generation.server_client import ServerClient
+from drivetrain.generation.server_client import ServerClient, StartedAnew
+from drivetrain.generation.side_threads import all_beside, beside
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.generating import Came, Drawn, Generates, Prompt
 
-Once = Callable[[Callable[[], list[Drawn]]], list[Drawn]]
+T = TypeVar("T")
+Part = dict[int, Drawn]  # answers by the numbers of their prompts
+Once = Callable[[Callable[[], Part]], Part]
 
 
 class ServedAnswers:
     """Draws as the engine's model is at the time. All ranks call its methods together."""
 
     def __init__(
-        self, settings: RolloutServer, engine: Engine, workload: Workload, ranks: Communicator, folder: Path
+        self,
+        settings: RolloutServer,
+        engine: Engine,
+        workload: Workload,
+        ranks: Communicator,
+        folder: Path,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """folder: of the run, which holds the weights where the settings name no other."""
+        """folder: of the run, which holds the weights where the settings name no other. is_stopping: whether a signal
+        asks the run to stop, which ends the wait for the server with Stopping."""
         assert isinstance(workload, Generates), "the workload's model writes no tokens"
-        self._settings, self._client = settings, ServerClient(settings)
+        self._settings, self._client, self._is_stopping = settings, ServerClient(settings), is_stopping
         self._engine, self._workload, self._ranks = engine, workload, ranks
         self._answers: Generates = workload
         self._folder = (folder if settings.weights is None else Path(settings.weights).expanduser()).absolute() / FOLDER
-        self._checked = False
+        self._checked = 0  # tokens of the longest prompt with its answer that the server was checked for
+        self.seconds: dict[str, float] = {}  # that the last batch took, by what took them
 
     def answers(
         self, prompts: Sequence[Prompt], draws: Sequence[int], settings: Generation, came: Came, once: Once
@@ -45,61 +58,87 @@ class ServedAnswers:
         draws: a number for each, from which its seed comes. came: called with each as it comes. Raises UserError if the
         server cannot answer, before the first; RunError if it does not any more.
         """
-        longest = self._ranks.all_gather(max((len(each.ids) for each in prompts), default=0))
-        if not max(longest):
+        self.seconds = {}
+        longest = max(self._ranks.all_gather(max((len(each.ids) for each in prompts), default=0)))
+        if not longest:
             return []
-        if not self._checked:
-            most, adapted = max(longest) + settings.max_new_tokens, self._workload.adapters is not None
-            most = min(most, self._answers.places or most)
+        most = min(longest + settings.max_new_tokens, self._answers.places or longest + settings.max_new_tokens)
+        if most > self._checked:
+            adapted = self._workload.adapters is not None
             self._ranks.on_each(lambda: self._client.check(most, settings.temperature, adapted))
-            self._checked = True
-        self._push()
-        return once(lambda: self._asked(prompts, draws, settings, came))
+            self._checked = most
+        found: Part = {}
+        while True:  # anew only where the server was started anew meanwhile
+            self._timed("push_seconds", self._push)
+            lacking = [number for number in range(len(prompts)) if number not in found]
+
+            def asked(lacking: Sequence[int] = lacking) -> Part:
+                return self._asked(lacking, prompts, draws, settings, came)
+
+            found |= self._timed("answer_seconds", lambda asked=asked: once(asked))  # type: ignore[misc]
+            if all(self._ranks.all_gather(len(found) == len(prompts))):
+                return [found[number] for number in range(len(prompts))]
+
+    def _timed(self, name: str, work: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        result = work()
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        return result
 
     def _push(self) -> None:
         """Gives the server the weights as they are."""
-        weights = self._engine.weights()
-        self._ranks.on_first(lambda: self._give(weights))
+        weights, label = self._engine.weights(), self._ranks.on_first(lambda: uuid.uuid4().hex)
+        self._ranks.on_first(lambda: beside(lambda: self._give(weights, label), self._is_stopping))
+        self._client.label = label
 
-    def _give(self, weights: Mapping[str, Tensor]) -> None:
+    def _give(self, weights: Mapping[str, Tensor], label: str) -> None:
         """Writes them into the folder, which is gone again afterwards."""
         shutil.rmtree(self._folder, ignore_errors=True)  # of a run that was killed
         self._folder.mkdir(parents=True)
         try:
             if self._workload.adapters is None:
-                own = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-                save_torch_state_dict(own, self._folder)
-                self._client.load(self._folder)
+                save_torch_state_dict({name: self._as_served(tensor) for name, tensor in weights.items()}, self._folder)
+                self._client.load(self._folder, label)
             else:
                 self._engine.save_assets(self._folder, weights)
-                self._client.load_adapter(self._folder)
+                self._client.load_adapter(self._folder, label)
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _asked(self, prompts: Sequence[Prompt], draws: Sequence[int], settings: Generation, came: Came) -> list[Drawn]:
-        places, over = self._answers.places, threading.Event()
+    def _as_served(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor in the dtype that the server rounds it to, where that is a smaller one."""
+        dtype = getattr(torch, (self._client.dtype or "").removeprefix("torch."), tensor.dtype)
+        fits = isinstance(dtype, torch.dtype) and dtype.is_floating_point and tensor.is_floating_point()
+        fits = fits and dtype.itemsize < tensor.element_size()
+        return tensor.detach().to("cpu", dtype if fits else tensor.dtype).contiguous()
 
-        def asked(number: int) -> Drawn | None:
-            if over.is_set():
-                return None
-            ids = prompts[number].ids
-            room = settings.max_new_tokens if places is None else min(settings.max_new_tokens, places - len(ids))
-            try:
-                drawn = self._client.drawn(
-                    ids, room, settings.temperature, self._seed(draws[number]), self._answers.ends
-                )
-            except BaseException:
-                over.set()  # the others are not wanted any more
-                raise
-            came(number, drawn)  # here, so that none is lost where another one fails
-            return drawn
+    def _asked(
+        self,
+        numbers: Sequence[int],
+        prompts: Sequence[Prompt],
+        draws: Sequence[int],
+        settings: Generation,
+        came: Came,
+    ) -> Part:
+        """Returns the answers to the prompts of these numbers: those that came, where the server was started anew."""
+        places, found = self._answers.places, Part()
 
-        pool = ThreadPoolExecutor(self._settings.at_once, thread_name_prefix="rollout")
+        def drawn(number: int) -> Drawn:
+            ids, most = prompts[number].ids, settings.max_new_tokens
+            room = most if places is None else min(most, places - len(ids))
+            seed = self._seed(draws[number])
+            return self._client.drawn(ids, room, settings.temperature, seed, self._answers.ends)
+
+        def keep(number: int, answer: Drawn) -> None:
+            came(number, answer)
+            found[number] = answer
+
         try:
-            found = list(pool.map(asked, range(len(prompts))))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-        return [drawn for drawn in found if drawn is not None]
+            all_beside(drawn, numbers, self._settings.at_once, self._is_stopping, keep)
+            self._client.check_label()
+        except StartedAnew:
+            pass  # after the last answer, or with some still lacking: what came was drawn before
+        return found
 
     def _seed(self, draw: int) -> int:
         """Returns the seed of an answer, which vLLM takes up to 63 bits of."""

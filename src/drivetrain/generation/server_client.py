@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -31,12 +32,25 @@ ANSWERS = "/v1/completions"
 # generation_config.json has, and the answer comes with tokens and their log-probabilities
 AS_DRAWN = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "n": 1, "logprobs": 0, "return_token_ids": True}
 AS_DRAWN |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "skip_special_tokens": False}
+AS_DRAWN |= {"ignore_eos": True}  # the ends are those of the run, which each request names
+UNLABELLED = "default"  # the label of weights that a server has since it was started
+FAILED = (OSError, HTTPException)  # a connection that did not come about, or broke
 MOST_QUOTED = 300
 COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --host 127.0.0.1"
 
 
+class StartedAnew(Exception):
+    """The server was started anew, and has other weights than it was given."""
+
+
 class ServerClient:
-    """One rank's connection to the server."""
+    """One rank's requests of the server. Several threads may ask for answers.
+
+    label: the name of the weights that the server should have, which it forgets when it is started anew.
+    """
+
+    label = UNLABELLED
+    dtype: str | None = None  # of the server's weights, such as torch.bfloat16
 
     def __init__(self, settings: RolloutServer) -> None:
         self._url, self._limit, self._key = settings.url.rstrip("/"), settings.time_limit, settings.key
@@ -57,8 +71,8 @@ class ServerClient:
             )
         try:
             served = self._once("/v1/models", None, min(self._limit, 30.0))["data"][0]
-        except (_Refused, OSError, ValueError, LookupError, TypeError) as error:
-            why = f"no vLLM answers there: {clipped(last_line(error), MOST_QUOTED)}"
+        except (_Refused, *FAILED, ValueError, LookupError, TypeError) as error:
+            why = f"no vLLM answers there: {_reason(error)}"
             raise UserError([Problem(f"{FIELD}.url", why, f"start it: {COMMAND}")]) from None
         self._model = ADAPTER if with_adapter else str(served["id"])
         problems = [*self._too_short(served, longest), *self._of_its_settings(temperature, with_adapter)]
@@ -76,9 +90,12 @@ class ServerClient:
         try:
             found = self._once("/server_info?config_format=json", None, min(self._limit, 60.0))["vllm_config"]
             mode, lora = found["model_config"]["logprobs_mode"], found.get("lora_config")
-        except (_Refused, OSError, ValueError, LookupError, TypeError):
-            why = "it does not let its weights be replaced (/server_info does not answer)"
-            return [Problem(FIELD, why, f"start it in development mode, where only this run reaches it: {COMMAND}")]
+            self.dtype = found["model_config"].get("dtype")
+            self._once("/weight_info", None, min(self._limit, 60.0))["weight_version"]
+        except (_Refused, *FAILED, ValueError, LookupError, TypeError):
+            why = "it does not let its weights be replaced (/server_info and /weight_info do not answer)"
+            fix = f"start vLLM 0.30 or later in development mode, where only this run reaches it: {COMMAND}"
+            return [Problem(FIELD, why, fix)]
         problems = []
         if temperature != 1 and mode != "processed_logprobs":
             why = f"its log-probabilities are {mode}, which are not those at temperature {temperature:g}"
@@ -90,17 +107,31 @@ class ServerClient:
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
-    def load(self, folder: Path) -> None:
-        """Lets the server load a model's weights from a folder that it sees. Raises RunError."""
+    def load(self, folder: Path, label: str) -> None:
+        """Lets the server load a model's weights from a folder that it sees, under a label. Raises RunError."""
         given = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         self._asked("/collective_rpc", given, f"to load the weights in {folder}, which it has to see")
-        self._forget_prefixes()
+        self._has_loaded(label)
 
-    def load_adapter(self, folder: Path) -> None:
+    def load_adapter(self, folder: Path, label: str) -> None:
         """Lets the server load an adapter, in place of the one that it loaded before. Raises RunError."""
         given = {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": True}
         self._asked("/v1/load_lora_adapter", given, f"to load the adapter in {folder}, which it has to see")
+        self._has_loaded(label)
+
+    def _has_loaded(self, label: str) -> None:
         self._forget_prefixes()
+        self._asked("/update_weight_version", {"new_version": label}, "to name its weights")
+
+    def check_label(self) -> None:
+        """Raises StartedAnew if the server has lost the weights that it was given, and RunError if something else gave
+        it others."""
+        there = str(self._asked("/weight_info", None, "which weights it has").get("weight_version"))
+        if there == UNLABELLED != self.label:
+            raise StartedAnew
+        if there != self.label:
+            why = f"{self._url} was given other weights ({there}) while it answered"
+            raise RunError(f"{why}: another run uses it; give each run a server of its own")
 
     def _forget_prefixes(self) -> None:
         """Drops keys and values of prompts, which other weights computed."""
@@ -133,34 +164,41 @@ class ServerClient:
         if not 0 < len(drawn.tokens) == len(drawn.logprobs) <= most or not all(map(math.isfinite, drawn.logprobs)):
             count = f"{len(drawn.tokens)} tokens and {len(drawn.logprobs)} log-probabilities"
             raise RunError(f"{self._url} answered with {count} where up to {most} were asked for")
+        if len(drawn.tokens) < most and drawn.tokens[-1] not in ends:
+            why = f"cut an answer off after {len(drawn.tokens)} of {most} tokens ({choice.get('finish_reason')})"
+            raise RunError(f"{self._url} {why}: does something else use it, which has paused it?")
         return drawn
 
     # --- HTTP ---------------------------------------------------------------------------------------------------------
 
-    def _asked(self, path: str, given: Mapping[str, Any], what: str) -> Any:
+    def _asked(self, path: str, given: Mapping[str, Any] | None, what: str) -> Any:
         """Asks until the server answers or the time is over. what: completes "was asked"."""
-        end, pause = time.monotonic() + self._limit, FIRST_PAUSE
+        end, pause, troubled = time.monotonic() + self._limit, FIRST_PAUSE, False
         while True:
-            left = end - time.monotonic()
             try:
-                return self._once(path, given, max(left, 0.001))
+                found = self._once(path, given, max(end - time.monotonic(), 0.001))
+                if troubled and path == ANSWERS:
+                    self.check_label()
+                return found
             except _Refused as error:
                 if error.status not in BUSY and (error.status != 500 or path != ANSWERS):
+                    if troubled and path == ANSWERS:
+                        self.check_label()  # started anew, it knows no adapter
                     raise self._failed(what, error) from None
                 why: Exception = error
-            except OSError as error:
+            except FAILED as error:
                 why = error
             if end - time.monotonic() <= pause:
                 raise self._failed(what, why) from None
+            troubled = True
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _failed(self, what: str, error: Exception) -> RunError:
-        why = clipped(last_line(error), MOST_QUOTED)
-        return RunError(
-            f"the server {self._url} was asked {what}: {why}. Answers that came are kept; once it answers again, go on "
-            "with --resume"
-        )
+        then = "Answers that came are kept; once it answers again, go on with --resume"
+        if isinstance(error, _Refused) and error.status == 500:  # vLLM keeps half of a load that failed
+            then = "Start it anew with this run's model, then go on with --resume: answers that came are kept"
+        return RunError(f"the server {self._url} was asked {what}: {_reason(error)}. {then}")
 
     def _once(self, path: str, given: Mapping[str, Any] | None, seconds: float) -> Any:
         headers = {"Content-Type": "application/json"}
@@ -177,6 +215,10 @@ class ServerClient:
             return json.loads(text)
         except ValueError:
             return {}  # /v1/load_lora_adapter answers with a sentence
+
+
+def _reason(error: Exception) -> str:
+    return clipped(str(error) if isinstance(error, _Refused) else last_line(error), MOST_QUOTED)
 
 
 class _NoRedirects(HTTPRedirectHandler):

@@ -17,6 +17,7 @@ from drivetrain.data.order import Order
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
+from drivetrain.generation.served_answers import ServedAnswers
 from drivetrain.runtime.journal import Journal
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.runtime.store_cache import with_addresses
@@ -31,6 +32,7 @@ from drivetrain.workloads.generating import MakesSamples
 AGAIN = "were asked for again after the run was resumed: they may differ from what it would have had without a break"
 # of a run: all that decides its weights at each step, and so the samples that it makes
 DECIDING_SAMPLES = {"workload", "adapter", "quantised_base", "optimizer", "schedule", "loop", "batch_size", "seed"}
+NOT_DECIDING = {"workload": {"reinforcement": {"server"}}}  # where answers are drawn, by the same weights
 
 
 def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine: Engine) -> Slice:
@@ -85,12 +87,17 @@ class Batching:
         send: Callable[[Event], None],
         given: RunConfig,
         covered: Callable[[], int] = lambda: 0,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         """given: the run of the run file; config: with smaller micro-batches, if a start before ran out of memory.
-        covered: returns the first step that a resumed run may have to make again."""
+        covered: returns the first step that a resumed run may have to make again. is_stopping: whether a signal asks
+        the run to stop, which ends the wait for a server that answers."""
         self._config, self._given, self._machine = config, given, machine
         self._workload, self._engine, self._order, self._total_steps = workload, engine, order, total_steps
         self._send, self._covered = send, covered
+        self._server: ServedAnswers | None = None
+        if isinstance(workload, MakesSamples) and workload.server is not None:
+            self._server = ServedAnswers(workload.server, engine, workload, Communicator(), config.folder, is_stopping)
         self.slice = window_slice(config, machine, workload, engine)
 
     def windows(self, progress: Progress) -> Iterator[Window]:
@@ -142,14 +149,14 @@ class Batching:
             journal=self._journal() if makes else None,
             covered=self._covered,
             made=self._report_made,
-            served=True,
+            server=self._server,
         )
         # samples that the model makes depend on the update before
         return one_ahead(windows, self._engine.expect) if on_gpu and not makes else windows
 
     def _journal(self) -> Journal:
         """Returns what earlier starts of this run have kept; those of other settings are not found."""
-        run = with_addresses(self._given.model_dump(mode="json", include=DECIDING_SAMPLES))
+        run = with_addresses(self._given.model_dump(mode="json", include=DECIDING_SAMPLES, exclude=NOT_DECIDING))
         ranks, settings = Communicator(), json.dumps(run, sort_keys=True)
         return Journal(RunFolder(self._given.folder).journal, ranks.rank, settings, ranks.world)
 
@@ -157,7 +164,8 @@ class Batching:
         assert isinstance(self._workload, MakesSamples)
         report = self._workload.rollout()
         if report is not None:
-            self._send(RolledOut(step, report.metrics, report.samples))
+            seconds = {} if self._server is None else self._server.seconds
+            self._send(RolledOut(step, {**report.metrics, **seconds}, report.samples))
             for message in report.warnings:
                 self._send(Warned(message=f"step {step}: {message}"))
         if again:

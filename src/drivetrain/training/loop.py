@@ -23,7 +23,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import Window
 from drivetrain.distributed.rng import restore_mark, rng_mark
 from drivetrain.engines.base import Engine, StepGuard, StepResult
-from drivetrain.errors import OutOfMemory, RunError
+from drivetrain.errors import OutOfMemory, RunError, Stopping
 from drivetrain.memory.shortage import room_for
 from drivetrain.memory.statistics import Statistics
 from drivetrain.optim.schedules import lr_factor
@@ -64,8 +64,12 @@ def train(
             return "stopped_early"
         mark = rng_mark()
         meters.begin(progress.step + 1)
-        with meters.part("data"), room_for("reading the samples", fix=LESS_READ):
-            window = next(windows)
+        window = _following(windows, around)
+        if window is None:
+            curve.flush(elapsed)
+            if progress.step > progress.last_save:
+                _save(progress, around)
+            return "interrupted"
         meters.batch(window.indices)
         judge = functools.partial(watch.judge, progress.step + 1)
         made = _made(engine, window, around, lambda: factor(*curve.settled().counts), judge, mark)
@@ -85,16 +89,22 @@ def train(
             curve.flush(elapsed)
         elif watch.refused(progress.step):
             curve.read()
-        if due.evaluation:
-            _evaluate_or_save(engine, run, progress, around)
-        if due.save or _patience_is_over(run, progress):
-            _save(progress, around)
+        _evaluate_and_save(engine, run, progress, around, due)
         progress.elapsed_seconds = elapsed()
         meters.step_done(len(window.indices))
         around.after_step(progress.step)
         if due.stop and progress.step < total_steps:
             return "interrupted"
     return "completed"
+
+
+def _following(windows: Iterator[Window], around: LoopHooks) -> Window | None:
+    """Returns the next window; None where a signal ended the wait for it, and the run is as it was before."""
+    try:
+        with around.meters.part("data"), room_for("reading the samples", fix=LESS_READ):
+            return next(windows)
+    except Stopping:
+        return None
 
 
 def _made(
@@ -158,6 +168,14 @@ def _due(run: RunConfig, progress: Progress, total_steps: int, steps_per_epoch: 
     evaluation = around.evaluate is not None and (at_end or step % every == 0) and not (stop and not at_end)
     on_cadence = step % run.checkpoints.every_steps == 0 if run.checkpoints.every_steps else step % every == 0
     return Due(evaluation, save=at_end or stop or on_cadence, stop=stop)
+
+
+def _evaluate_and_save(engine: Engine, run: RunConfig, progress: Progress, around: LoopHooks, due: Due) -> None:
+    """Does what is due after a step."""
+    if due.evaluation:
+        _evaluate_or_save(engine, run, progress, around)
+    if due.save or _patience_is_over(run, progress):
+        _save(progress, around)
 
 
 def _evaluate_or_save(engine: Engine, run: RunConfig, progress: Progress, around: LoopHooks) -> None:

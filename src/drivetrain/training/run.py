@@ -137,6 +137,7 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
     cutting = Batching(
         *(config, parts.machine, workload, engine, order, total_steps, events.send, parts.given),
         covered=checkpoints.covered,
+        is_stopping=lambda: parts.stop.signal_number is not None,
     )
     check_shares(order, cutting.slice, engine, ranks)
     progress = checkpoints.restore() if resume else Progress()

@@ -41,6 +41,8 @@ def closing_lines(status: Status, progress: Progress, checkpoints: RunCheckpoint
     saved, at = checkpoints.newest(), f"at step {progress.step}"
     if progress.skipped:
         at += f" ({progress.skipped} skipped, so {progress.updates} updates)"
+    if status == "interrupted" and saved is None:
+        return "interrupted before the first step; --resume begins it with the answers that came"
     if status == "interrupted":
         return f"interrupted and saved {at} in {saved}; go on with --resume"
     why = f", {progress.evaluations_without_gain} evaluations without a gain" if status == "stopped_early" else ""

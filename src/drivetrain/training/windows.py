@@ -43,14 +43,14 @@ def windows_of(
     journal: Journal | None = None,
     covered: Callable[[], int] = lambda: 0,
     made: Made = lambda _, __: None,
-    served: bool = False,
+    server: ServedAnswers | None = None,
 ) -> Iterator[Window]:
     """Yields the windows of these steps. workers: whether processes beside this one may load samples. journal: results
     of an earlier start. covered: returns the first step that a resumed run may have to make again. made: called after
     samples were made, with the first step of those that use them and what an earlier start had asked for already.
-    served: whether answers come from the server that the run names, if it names one; else the model draws them."""
+    server: draws answers in the model's place."""
     if isinstance(workload, MakesSamples):
-        return _made_windows(run, workload, engine, order, steps, mine, journal, covered, made, served)
+        return _made_windows(run, workload, engine, order, steps, mine, journal, covered, made, server)
     loader = run.loader if workers else run.loader.model_copy(update={"workers": 0})
     return training_windows(workload.train, workload.collate, order, steps, mine, loader, pin_memory)
 
@@ -72,13 +72,11 @@ def _made_windows(
     journal: Journal | None,
     covered: Callable[[], int],
     made: Made,
-    served: bool,
+    server: ServedAnswers | None,
 ) -> Iterator[Window]:
     updates, uses, ranks = workload.updates_per_batch, workload.steps_per_batch, Communicator()
     at_once = mine.micro_batch_size * (updates if run.micro_batch_limit is None else 1)  # of all updates
-    server = workload.server if served else None
-    answers = None if server is None else ServedAnswers(server, engine, workload, ranks, run.folder)
-    passes = Passes(engine, workload, ranks, at_once, journal, answers)
+    passes = Passes(engine, workload, ranks, at_once, journal, server)
     for step in steps:
         first = step - step % uses
         if workload.made_at != first:
@@ -135,9 +133,11 @@ def _made(
     prompts = [workload.train.load(int(indices[place]), epoch) for place in places]
     draws = [_number(run.seed, step, place) for place in places]
     state = rng_state()
-    seed_everything(_number(run.seed, step, len(indices)) % 2**32)
-    found = workload.make_samples(prompts, draws, passes)
-    restore_rng_state(state)
+    try:
+        seed_everything(_number(run.seed, step, len(indices)) % 2**32)
+        found = workload.make_samples(prompts, draws, passes)
+    finally:  # a signal may end the wait for a server, and the run saves then
+        restore_rng_state(state)
     if len(found) != len(prompts):
         raise RunError(f"make_samples gave {len(found)} lists of samples for {len(prompts)} prompts")
     own = dict(zip(places, found, strict=True)) if engine.counts_samples else {}

@@ -109,7 +109,7 @@ def drawn_answers(
     for number, answer in zip(lacking, found, strict=True):
         known[number] = [answer.tokens, answer.logprobs]
     if passes.by_server:
-        journal.count_again("answers", len(lacking) if journal.is_again else 0)
+        passes.once(lambda: journal.count_again("answers", len(lacking) if journal.is_again else 0))
     else:  # all at once: one that is drawn beside fewer others may differ in its last bits
         passes.once(lambda: journal.keep_all({keys[n]: known[n] for n in lacking}))
     # journals of earlier versions have tokens alone
