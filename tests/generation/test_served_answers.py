@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from drivetrain.checkpoint.directory import load, newest_good
+from drivetrain.checkpoint.state import same
 from drivetrain.config.rollout_server import RolloutServer
 from drivetrain.errors import RunError, UserError
 from drivetrain.generation.server_client import ServerClient
@@ -138,6 +144,106 @@ def test_an_adapter_is_loaded_in_place_of_the_one_before(drivetrain: Command, tm
     assert {body["model"] for path, body in server.asked if path == "/v1/completions"} == {"drivetrain"}
 
 
+def at_answer(server: StandIn, number: int, happens: Callable[[], int | None]) -> None:
+    """Lets something happen once, as the server is asked for an answer the given time. Its status is the server's."""
+    left = [happens]
+    server.fails = lambda asked: left.pop()() if asked == number and left else None
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_server_that_is_started_anew_in_a_batch_gets_the_weights_anew(
+    drivetrain: Command, tmp_path: Path, server: StandIn, adapter: bool
+) -> None:
+    def start_anew(number: int) -> int | None:
+        """Breaks both requests that are under way, as a server does that ends."""
+        if number == ANSWERS + 3:
+            server.start_anew()
+        return 503 if ANSWERS + 3 <= number <= ANSWERS + 4 else None
+
+    more: dict[str, Any] = {}
+    if adapter:
+        base = model()
+        base.save_pretrained(tmp_path / "base")
+        server.lora, server.make = True, lambda: type(base).from_pretrained(tmp_path / "base").eval()
+        more = {"adapter": {"method": "lora", "rank": 2}}
+    path = run_file(tmp_path, server, of_server={"at_once": 2}, **more)
+    server.fails = start_anew
+    words = [f"workload.model={{path: {tmp_path / 'base'}, tokenizer: bytes}}"] if adapter else []
+    code, _, err = drivetrain("train", str(path), "--quiet", *words)
+    assert code == 0, err
+    assert all(each["metrics"]["largest_mismatch"] < 1e-4 for each in events(tmp_path, "rollout"))
+    assert paths(server).count("/update_weight_version") == 3, "of two batches, and once more"
+    assert len({body["seed"] for path, body in server.asked if path == "/v1/completions"}) == 2 * ANSWERS
+
+
+def test_a_server_that_gets_other_weights_meanwhile_ends_the_run(
+    drivetrain: Command, tmp_path: Path, server: StandIn
+) -> None:
+    at_answer(server, ANSWERS, lambda: setattr(server, "label", "of another run"))
+    code, _, err = drivetrain("train", str(run_file(tmp_path, server)), "--quiet")
+    assert code == 1
+    assert "was given other weights (of another run) while it answered" in " ".join(err.split())
+
+
+@pytest.mark.parametrize(("at", "saved"), [(2, None), (ANSWERS + 2, 2)])
+def test_a_signal_ends_the_wait_for_a_server_and_the_run_saves(
+    drivetrain: Command, tmp_path: Path, server: StandIn, at: int, saved: int | None
+) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    for folder in (whole, stopped):
+        folder.mkdir()
+    assert drivetrain("train", str(run_file(whole, server)), "--quiet")[0] == 0
+    path = run_file(stopped, server, of_server={"time_limit": 100, "at_once": 1}, checkpoints={"every_steps": 4})
+    server.requests, server.answered = 0, 0
+
+    def stop() -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 503  # the server does not answer either
+
+    at_answer(server, at, stop)
+    start = time.monotonic()
+    code, _, err = drivetrain("train", str(path), "--quiet")
+    assert (code, time.monotonic() - start < 30) == (143, True), err
+    report = json.loads((stopped / "run" / "report.json").read_text())
+    assert (report["status"], report["steps"]) == ("interrupted", saved or 0)
+    folders = sorted((stopped / "run" / "checkpoints").glob("step-*")) if saved else []
+    assert [each.name for each in folders] == ([f"step-{saved:08d}"] if saved else [])
+    server.fails = lambda _: None
+    code, _, err = drivetrain("train", str(path), "--quiet", "--resume")
+    assert code == 0, err
+    assert server.answered == 2 * ANSWERS, "what came before the signal was kept"
+    states = [load(newest_good(each / "run" / "checkpoints")[0] or each) for each in (whole, stopped)]
+    assert same(states[0]["model"], states[1]["model"]), "the stand-in draws alike when it is asked again"
+
+
+def test_answers_are_found_again_where_the_server_has_moved(
+    drivetrain: Command, tmp_path: Path, server: StandIn
+) -> None:
+    path = run_file(tmp_path, server, of_server={"time_limit": 0.6, "at_once": 1})
+    server.fails = lambda number: 503 if number > 4 else None
+    assert drivetrain("train", str(path), "--quiet")[0] == 1
+    with serving(StandIn(model)) as other:
+        url = f"workload.reinforcement.server.url={other.url}"
+        code, _, err = drivetrain("train", str(path), "--quiet", "--resume", url)
+        assert code == 0, err
+        assert other.answered == 2 * ANSWERS - 4
+
+
+def test_weights_go_in_the_dtype_that_the_server_has(drivetrain: Command, tmp_path: Path, server: StandIn) -> None:
+    server.dtype, load_own, dtypes = "torch.bfloat16", server._load, set()
+
+    def looked_at(folder: Path) -> Any:
+        dtypes.update(tensor.dtype for file in folder.glob("*.safetensors") for tensor in load_file(file).values())
+        return load_own(folder)
+
+    server._load = looked_at  # type: ignore[method-assign]
+    code, _, err = drivetrain("train", str(run_file(tmp_path, server)), "--quiet", "loop.steps=2")
+    assert code == 0, err
+    assert dtypes == {torch.bfloat16}
+    [made] = events(tmp_path, "rollout")
+    assert 1e-6 < made["metrics"]["mismatch"] < 0.05
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -189,13 +295,14 @@ def test_a_folder_that_the_server_does_not_see_ends_the_run_at_once(
         {"choices": [{"token_ids": None, "logprobs": None}]},
         {"choices": [{"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0]}}]},
         {"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [float("nan")]}}]},
+        {"choices": [{"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0] * 2}, "finish_reason": "abort"}]},
         {"choices": [{"token_ids": [1] * 9, "logprobs": {"token_logprobs": [-1.0] * 9}}]},
     ],
 )
 def test_an_answer_that_lacks_what_is_learned_from_is_an_error(server: StandIn, found: Any) -> None:
     server._answer = lambda _: found  # type: ignore[method-assign]
     client = ServerClient(RolloutServer(url=server.url, time_limit=2))
-    with pytest.raises(RunError, match="answered with"):
+    with pytest.raises(RunError, match=r"answered with|cut an answer off after 2 of 8 tokens"):
         client.drawn((1, 2), 8, 1.0, 0, frozenset())
 
 

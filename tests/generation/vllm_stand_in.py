@@ -96,7 +96,9 @@ class StandIn:
     @torch.no_grad()
     def _answer(self, body: dict[str, Any]) -> Any:
         generator = torch.Generator().manual_seed(body["seed"])
-        ids, tokens, logprobs = list(body["prompt"]), [], []
+        ids: list[int] = list(body["prompt"])
+        tokens: list[int] = []
+        logprobs: list[float] = []
         while len(tokens) < body["max_tokens"]:
             logits = self.model(input_ids=torch.tensor([ids + tokens])).logits[0, -1].double()
             by_mode = logits / body["temperature"] if self.logprobs_mode == "processed_logprobs" else logits

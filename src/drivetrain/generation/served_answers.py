@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -121,13 +122,13 @@ class ServedAnswers:
         came: Came,
     ) -> Part:
         """Returns the answers to the prompts of these numbers: those that came, where the server was started anew."""
-        places, found = self._answers.places, Part()
+        places, found, over = self._answers.places, Part(), threading.Event()
 
         def drawn(number: int) -> Drawn:
             ids, most = prompts[number].ids, settings.max_new_tokens
             room = most if places is None else min(most, places - len(ids))
             seed = self._seed(draws[number])
-            return self._client.drawn(ids, room, settings.temperature, seed, self._answers.ends)
+            return self._client.drawn(ids, room, settings.temperature, seed, self._answers.ends, over.is_set)
 
         def keep(number: int, answer: Drawn) -> None:
             came(number, answer)
@@ -138,6 +139,8 @@ class ServedAnswers:
             self._client.check_label()
         except StartedAnew:
             pass  # after the last answer, or with some still lacking: what came was drawn before
+        finally:
+            over.set()
         return found
 
     def _seed(self, draw: int) -> int:

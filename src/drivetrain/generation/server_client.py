@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -143,8 +143,17 @@ class ServerClient:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def drawn(self, ids: tuple[int, ...], most: int, temperature: float, seed: int, ends: frozenset[int]) -> Drawn:
-        """Returns an answer of at most so many tokens, the one that ends it among them. Raises RunError."""
+    def drawn(
+        self,
+        ids: tuple[int, ...],
+        most: int,
+        temperature: float,
+        seed: int,
+        ends: frozenset[int],
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> Drawn:
+        """Returns an answer of at most so many tokens, the one that ends it among them. is_over: whether it is not
+        wanted any more, so that no further attempt is made. Raises RunError."""
         given = {
             "model": self._model,
             "prompt": list(ids),
@@ -154,7 +163,7 @@ class ServerClient:
             "stop_token_ids": sorted(ends),
             **AS_DRAWN,
         }
-        found = self._asked(ANSWERS, given, "for an answer")
+        found = self._asked(ANSWERS, given, "for an answer", is_over)
         try:
             choice = found["choices"][0]
             tokens, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
@@ -171,7 +180,9 @@ class ServerClient:
 
     # --- HTTP ---------------------------------------------------------------------------------------------------------
 
-    def _asked(self, path: str, given: Mapping[str, Any] | None, what: str) -> Any:
+    def _asked(
+        self, path: str, given: Mapping[str, Any] | None, what: str, is_over: Callable[[], bool] = lambda: False
+    ) -> Any:
         """Asks until the server answers or the time is over. what: completes "was asked"."""
         end, pause, troubled = time.monotonic() + self._limit, FIRST_PAUSE, False
         while True:
@@ -192,6 +203,8 @@ class ServerClient:
                 raise self._failed(what, why) from None
             troubled = True
             time.sleep(pause)
+            if is_over():
+                raise self._failed(what, why) from None
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _failed(self, what: str, error: Exception) -> RunError:
