@@ -176,6 +176,24 @@ def test_weights_for_vllms_probabilities_are_kept_where_trl_has_them(
 
 
 @pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ({}, "http://127.0.0.1:8000"),
+        ({"vllm_server_host": "gpu7", "vllm_server_port": 9000}, "http://gpu7:9000"),
+        ({"vllm_server_base_url": "https://gpus/vllm", "vllm_server_port": 9000}, "https://gpus/vllm"),
+        ({"vllm_mode": "colocate"}, None),
+        ({"use_vllm": False}, None),
+    ],
+    ids=str,
+)
+def test_vllms_server_answers_here_too(tmp_path: Path, given: dict[str, Any], url: str | None) -> None:
+    raw, notes = workload(tmp_path, **{"use_vllm": True, "vllm_mode": "server", **given})
+    assert raw["workload"]["reinforcement"].get("server") == (None if url is None else {"url": url})
+    assert notes["vllm_mode"].fate == ("unneeded" if url is None else "mapped")
+    assert url is None or "VLLM_SERVER_DEV_MODE=1 vllm serve" in notes["vllm_mode"].why
+
+
+@pytest.mark.parametrize(
     ("given", "key", "why"),
     [
         ({"vllm_importance_sampling_mode": "tokens"}, "vllm_importance_sampling_mode", "there are token_truncate"),

@@ -17,6 +17,8 @@ from drivetrain.importing.translated_file import Source, TranslatedFile
 from drivetrain.importing.trl_common import KEYS as COMMON
 from drivetrain.importing.trl_common import TOGETHER as OF_COMMON
 from drivetrain.importing.trl_common import data, model, recompute, reference, usual
+from drivetrain.importing.trl_server import OWN, server
+from drivetrain.importing.trl_server import TOGETHER as OF_SERVER
 
 FIELD = "workload.reinforcement"
 NUMBERS = {  # name there → (name here, default there)
@@ -45,12 +47,11 @@ BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_pe
 TOGETHER = (
     *(*NUMBERS, *COUNTS, *SAPO, *VESPO, *BATCH, *OF_COMMON),
     *("loss_type", "epsilon_high", "importance_sampling_level", "scale_rewards", "mask_truncated_completions"),
-    *("reward_funcs", "reward_weights", "reward_model_name_or_path", "use_vllm", *CORRECTION),
+    *("reward_funcs", "reward_weights", "reward_model_name_or_path", *OF_SERVER, *CORRECTION),
     *("use_bias_correction_kl", "multi_objective_aggregation", "top_p", "repetition_penalty", "top_entropy_quantile"),
 )
-VLLM = """mode model_impl enable_sleep_mode structured_outputs_regex server_base_url server_host server_port
-    server_timeout group_port gpu_memory_utilization max_model_length tensor_parallel_size"""
-OWN = "answers are the model's own, made under the run's engine"
+VLLM = """model_impl enable_sleep_mode server_timeout group_port gpu_memory_utilization max_model_length
+    tensor_parallel_size"""
 _VLLM = fated("unneeded", OWN)
 _SHOWN = fated("unneeded", "samples.jsonl has every answer")
 
@@ -58,7 +59,8 @@ _SHOWN = fated("unneeded", "samples.jsonl has every answer")
 _BONUS = if_on(lost("there is no bonus for entropy"))
 KEYS: dict[str, Handler] = {
     **COMMON,
-    **dict.fromkeys((f"vllm_{name}" for name in VLLM.split()), _VLLM),
+    **dict.fromkeys((f"vllm_{name}" for name in VLLM.split()), fated("unneeded", "it is of how vLLM is started")),
+    "vllm_structured_outputs_regex": if_on(lost("answers are drawn from all tokens, as the loss has it")),
     **dict.fromkeys(("use_transformers_paged", "use_transformers_continuous_batching"), _VLLM),
     **dict.fromkeys(("transformers_continuous_batching_config", "cache_implementation"), _VLLM),
     **dict.fromkeys(("ds3_gather_for_generation", "max_tool_calling_iterations"), _VLLM),
@@ -85,7 +87,8 @@ def translate(source: Source, driver: str | None) -> TranslatedFile:
     given = KeyReader(source.raw, found, source.prefix, usual=usual(source, USUAL))
     others = [group for group in training_arguments.groups(driver) if group is not training_arguments.batch]
     in_turn(
-        given, [_batch, *others, recompute, _policy, _shapes, _exact, _correction, _rewards, _reference, model, data]
+        given,
+        [_batch, *others, recompute, _policy, _shapes, _exact, server, _correction, _rewards, _reference, model, data],
     )
     given.rest({**TRAINING_KEYS, **KEYS})
     return found
@@ -177,9 +180,7 @@ def _correction(given: KeyReader) -> None:
     Given without a cap, that is 3, and masks whole answers. null takes no cap.
     """
     switched, mode, highest, lowest, deprecated = CORRECTION
-    uses = given.switch("use_vllm")
-    given.note("use_vllm", "unneeded", OWN)
-    if not (uses and given.switch(switched, True)):
+    if not (given.switch("use_vllm") and given.switch(switched, True)):
         given.off(*CORRECTION, why="the generator's probabilities are not made up for")
         return
     if given.word("loss_type", "dapo") == "vespo":
