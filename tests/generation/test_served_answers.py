@@ -91,7 +91,7 @@ def test_each_batch_is_answered_with_the_weights_of_its_step(
     made = [each["metrics"] for each in events(tmp_path, "rollout")]
     assert len(made) == 2
     assert all(each["largest_mismatch"] < 1e-4 for each in made), "the server has the trainer's own weights each time"
-    pushed = ["/collective_rpc", "/reset_prefix_cache", "/update_weight_version"]
+    pushed = ["/update_weight_version", "/collective_rpc", "/reset_prefix_cache"]
     assert paths(server) == 2 * [*pushed, *ANSWERS * ["/v1/completions"]]
     assert all(each["push_seconds"] > 0 and each["answer_seconds"] > 0 for each in made)
     seeds = [body["seed"] for path, body in server.asked if path == "/v1/completions"]
@@ -174,6 +174,24 @@ def test_a_server_that_is_started_anew_in_a_batch_gets_the_weights_anew(
     assert all(each["metrics"]["largest_mismatch"] < 1e-4 for each in events(tmp_path, "rollout"))
     assert paths(server).count("/update_weight_version") == 3, "of two batches, and once more"
     assert len({body["seed"] for path, body in server.asked if path == "/v1/completions"}) == 2 * ANSWERS
+
+
+def test_a_server_that_is_started_anew_after_it_loaded_loads_again(
+    drivetrain: Command, tmp_path: Path, server: StandIn
+) -> None:
+    left, load_own = [server.start_anew], server._load
+
+    def forgets_once(folder: Path) -> Any:
+        found = load_own(folder)
+        if left:
+            left.pop()()
+        return found
+
+    server._load = forgets_once  # type: ignore[method-assign]
+    code, _, err = drivetrain("train", str(run_file(tmp_path, server)), "--quiet", "loop.steps=2")
+    assert code == 0, err
+    assert paths(server).count("/collective_rpc") == 2
+    assert all(each["metrics"]["largest_mismatch"] < 1e-4 for each in events(tmp_path, "rollout"))
 
 
 def test_a_server_that_gets_other_weights_meanwhile_ends_the_run(

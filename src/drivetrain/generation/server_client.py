@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -110,18 +111,22 @@ class ServerClient:
     def load(self, folder: Path, label: str) -> None:
         """Lets the server load a model's weights from a folder that it sees, under a label. Raises RunError."""
         given = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        self._asked("/collective_rpc", given, f"to load the weights in {folder}, which it has to see")
-        self._has_loaded(label)
+        self._load("/collective_rpc", given, f"to load the weights in {folder}, which it has to see", label)
 
     def load_adapter(self, folder: Path, label: str) -> None:
         """Lets the server load an adapter, in place of the one that it loaded before. Raises RunError."""
         given = {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": True}
-        self._asked("/v1/load_lora_adapter", given, f"to load the adapter in {folder}, which it has to see")
-        self._has_loaded(label)
+        self._load("/v1/load_lora_adapter", given, f"to load the adapter in {folder}, which it has to see", label)
 
-    def _has_loaded(self, label: str) -> None:
-        self._forget_prefixes()
-        self._asked("/update_weight_version", {"new_version": label}, "to name its weights")
+    def _load(self, path: str, given: Mapping[str, Any], what: str, label: str) -> None:
+        """Names the weights first: a label that is there at the end was not lost in a new start on the way."""
+        self.label = label
+        while True:
+            self._asked("/update_weight_version", {"new_version": label}, "to name its weights")
+            self._asked(path, given, what)
+            self._forget_prefixes()
+            with suppress(StartedAnew):
+                return self.check_label()
 
     def check_label(self) -> None:
         """Raises StartedAnew if the server has lost the weights that it was given, and RunError if something else gave
