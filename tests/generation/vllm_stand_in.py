@@ -42,6 +42,7 @@ class StandIn:
     url: str = ""
 
     def __post_init__(self) -> None:
+        self.adapter: Path | None = None
         self.model, self.lock = self.make(), threading.Lock()
         self.requests = 0
 
@@ -60,7 +61,10 @@ class StandIn:
         if path == "/collective_rpc":
             return self._load(Path(body["kwargs"]["weights_path"]))
         if path == "/v1/load_lora_adapter":
-            return self._load_adapter(Path(body["lora_path"]))
+            return self._load_adapter(Path(body["lora_path"]), body.get("load_inplace", False))
+        if path == "/v1/unload_lora_adapter":
+            had, self.adapter = self.adapter, None
+            return 404 if had is None else "Success: LoRA adapter removed"
         if path == "/reset_prefix_cache":
             return {"success": True}
         if path == "/update_weight_version":
@@ -83,9 +87,13 @@ class StandIn:
         assert set(found.missing_keys) <= tied, found.missing_keys
         return {"results": [None]}
 
-    def _load_adapter(self, folder: Path) -> Any:
+    def _load_adapter(self, folder: Path, in_place: bool) -> Any:
+        """As vLLM: a name that is taken is refused; what was loaded in place is read again at later requests."""
         from peft import PeftModel
 
+        if self.adapter is not None and not in_place:
+            return 400
+        self.adapter, self.reads_again = folder, in_place
         self.model = PeftModel.from_pretrained(self.make(), str(folder)).eval()
         return "Success: LoRA adapter added"
 
@@ -95,6 +103,8 @@ class StandIn:
 
     @torch.no_grad()
     def _answer(self, body: dict[str, Any]) -> Any:
+        if self.adapter is not None and self.reads_again and not self.adapter.exists():
+            return 500
         generator = torch.Generator().manual_seed(body["seed"])
         ids: list[int] = list(body["prompt"])
         tokens: list[int] = []

@@ -36,6 +36,7 @@ AS_DRAWN |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_pena
 AS_DRAWN |= {"ignore_eos": True}  # the ends are those of the run, which each request names
 UNLABELLED = "default"  # the label of weights that a server has since it was started
 FAILED = (OSError, HTTPException)  # a connection that did not come about, or broke
+HOTTEST = 2.0  # temperature
 MOST_QUOTED = 300
 COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --host 127.0.0.1"
 
@@ -98,6 +99,9 @@ class ServerClient:
             fix = f"start vLLM 0.30 or later in development mode, where only this run reaches it: {COMMAND}"
             return [Problem(FIELD, why, fix)]
         problems = []
+        if temperature > HOTTEST:
+            fix = f"give at most {HOTTEST:g}, or leave the server out"
+            problems.append(Problem("workload.reinforcement.temperature", f"vLLM takes none above {HOTTEST:g}", fix))
         if temperature != 1 and mode != "processed_logprobs":
             why = f"its log-probabilities are {mode}, which are not those at temperature {temperature:g}"
             problems.append(Problem(FIELD, why, "start it with --logprobs-mode processed_logprobs"))
@@ -114,8 +118,11 @@ class ServerClient:
         self._load("/collective_rpc", given, f"to load the weights in {folder}, which it has to see", label)
 
     def load_adapter(self, folder: Path, label: str) -> None:
-        """Lets the server load an adapter, in place of the one that it loaded before. Raises RunError."""
-        given = {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": True}
+        """Lets the server load an adapter, after it has forgotten the one before. Raises RunError.
+
+        Not load_inplace: with it vLLM reads the folder again at later requests, and ends where that is gone.
+        """
+        given = {"lora_name": ADAPTER, "lora_path": str(folder)}
         self._load("/v1/load_lora_adapter", given, f"to load the adapter in {folder}, which it has to see", label)
 
     def _load(self, path: str, given: Mapping[str, Any], what: str, label: str) -> None:
@@ -123,10 +130,18 @@ class ServerClient:
         self.label = label
         while True:
             self._asked("/update_weight_version", {"new_version": label}, "to name its weights")
+            if "lora_name" in given:
+                self._forget_adapter()
             self._asked(path, given, what)
             self._forget_prefixes()
             with suppress(StartedAnew):
                 return self.check_label()
+
+    def _forget_adapter(self) -> None:
+        try:
+            self._once("/v1/unload_lora_adapter", {"lora_name": ADAPTER}, self._limit)
+        except (_Refused, *FAILED):
+            return  # it has none; where it does not answer, loading says so
 
     def check_label(self) -> None:
         """Raises StartedAnew if the server has lost the weights that it was given, and RunError if something else gave

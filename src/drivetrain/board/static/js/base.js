@@ -64,8 +64,7 @@ export function settle(query) {
 // Requests: addresses are relative to the page, which may stand behind a subpath.
 
 class Refused extends Error {
-  // what a server answered instead: status (0: it cannot be reached), code, problems ([{field, why, fix}]), and keys of an
-  // import that may be dropped
+  // status (0: no server), code, problems ([{field, why, fix}]), and keys of an import that may be dropped
   constructor(status, message, code, problems, accepts) {
     super(message);
     this.status = status;

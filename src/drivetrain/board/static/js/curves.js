@@ -17,8 +17,8 @@ function smoothed(values, weight) {
 
 const numbers = (values) => values.map((value) => (typeof value === "number" ? value : null)); // "nan" leaves a gap
 
-// The curve of a run as far as this tab has it. Tabs that stand at the same point ask the server once for what is new:
-// the first one that gets the lock asks, and passes the answer on.
+// The curve of a run as far as this tab has it. Of tabs at the same point the first one that gets the lock asks for what
+// is new, and passes it on.
 class Growing extends Store {
   constructor(name) {
     super([null, null]); // the curve, the error
@@ -173,8 +173,7 @@ export function CurveControls({ view: { axes, axis, log, weight } }) {
     <span class="quiet small mouse">${t("chart.zoom")}</span></div>`;
 }
 
-// A chart by uPlot: colours of the page's theme, a cursor that all charts of a page share, zoom by dragging (double click
-// undoes it), and vertical marks.
+// A chart by uPlot, with a cursor that all charts of a page share; dragging zooms, a double click undoes it.
 
 let library = null;
 

@@ -1,5 +1,5 @@
-// The run file that is being written. Its YAML text is the truth; the form shows its values, and what the form changes is
-// written into the text by the server, which keeps comments.
+// The run file that is being written. Its YAML text is the truth, into which the server writes what the form changes,
+// and keeps comments.
 import { get, part, post, Store } from "./base.js";
 
 const WAIT = 250; // milliseconds without a change, after which the text is checked
@@ -181,7 +181,7 @@ export function at(values, path) {
   return value;
 }
 
-// Returns values with one of them replaced, or (undefined) taken out. A text in the place of a block is short for its kind.
+// Returns values with one replaced, or (undefined) taken out. A text in a block's place is short for its kind.
 function withValue(values, path, value) {
   const [name, ...rest] = path.split(".");
   const { [name]: own, ...others } = values ?? {};
@@ -190,8 +190,8 @@ function withValue(values, path, value) {
   return inner === undefined && value === undefined ? values : { ...values, [name]: withValue(inner, rest.join("."), value) };
 }
 
-// Returns whether the fields of a block that a run file chose include this one. own: the file's values; resolved: with
-// all defaults, or null while the file has errors.
+// Returns whether the chosen block has this field. own: the file's values; resolved: with all defaults, or null while it
+// has errors.
 export function exists(field, own, resolved) {
   return (field.when ?? []).every(({ path, is }) => {
     const value = at(own, path) ?? at(resolved, path); // a change shows before it is checked, and while there are errors

@@ -1,6 +1,6 @@
-// The texts of the page, static/text/*.json; a switch redraws the page without a reload. What the server says (refusals,
-// states, documentation of fields) is English: FIELDS names the file of fields in another language, loaded with the first
-// form, and MESSAGES that of the rest, by its English form, in which {names} stand for what differs.
+// The texts of the page, static/text/*.json; a switch redraws the page. The server's are English: FIELDS names the file of
+// fields in another language, loaded with the first form, and MESSAGES that of the rest, by their English forms, in which
+// {names} stand for what differs.
 import { Store } from "./base.js";
 
 export const LANGUAGES = { en: "English", zh: "中文" };

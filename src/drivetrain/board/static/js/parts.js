@@ -16,7 +16,7 @@ export const State = ({ of }) => html`<span class=${`badge ${TONES[of] ?? ""}`}>
 // What the server says, in the page's language where there is a translation.
 export const Said = ({ text }) => html`<span lang=${tongue(text)}>${said(text)}</span>`;
 
-// A name that is written so in every language: of a run, a file, an option. translate is a property of elements, true or false.
+// A name that no browser translates: of a run, a file, an option.
 export const Name = ({ children }) => html`<span translate=${false}>${children}</span>`;
 
 // The kind of a run's task: "language_model sft" is what the server calls one.
@@ -221,8 +221,7 @@ function Dialog({ onPick, onClose }) {
     <div class="buttons"><button type="button" onClick=${() => dialog.current.close()}>${t("cancel")}</button></div></dialog>`;
 }
 
-// A job that a page started beside training (evaluate, predict, export): it goes through the same queue, and its result
-// is shown when it has ended.
+// A job beside training (evaluate, predict, export), in the same queue; its result is shown at its end.
 
 const ENDED = ["completed", "interrupted", "failed", "refused", "cancelled", "lost"];
 

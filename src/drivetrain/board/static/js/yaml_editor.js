@@ -1,6 +1,5 @@
-// An editor of the run file's YAML, by CodeMirror: line numbers, colours, undo, and problems marked at their lines. It is
-// loaded with its tab alone, and lives in a shadow root, where its styles are sheets that the page's policy allows. Without
-// it a plain text field is there.
+// An editor of the run file's YAML, by CodeMirror, loaded with its tab alone. In a shadow root its styles are sheets that
+// the page's policy allows. Without it a plain text field is there.
 import { html, useEffect, useRef, useState } from "./base.js";
 import { language, said, t } from "./language.js";
 
@@ -69,8 +68,7 @@ function made(code, place, draft) {
   return view;
 }
 
-// The problems that stand in the text: each marks its line, whose number stands out too, and its part of it. Positions
-// follow what is typed until the next check.
+// Marks each problem's line and its part of it. Positions follow what is typed until the next check.
 function problemMarks({ StateEffect, StateField, Decoration, EditorView, GutterMarker, RangeSet, gutterLineClass }) {
   const change = StateEffect.define();
   const numbered = new (class extends GutterMarker { elementClass = "problem-number"; })();

@@ -1,4 +1,4 @@
-// Several runs beside one another: curves over each other, their results, and the settings in which they differ.
+// Several runs beside one another: curves, results, and the settings in which they differ.
 import { get, go, html, link, part, post, remove, route, settle, useEffect, useMemo, useRef, useState, useStore } from "../base.js";
 import { Chart, comparedCharts, CurveControls, curveView } from "../curves.js";
 import { asText } from "../draft.js";
@@ -177,8 +177,7 @@ function digest(text) {
   return (sum >>> 0).toString(16);
 }
 
-// The advice of a comparison in the language of the page: statements as data, of which each language but English has a
-// text. English is what the server says.
+// The advice of a comparison: statements as data, of which each language but English, the server's, has a text.
 
 const FILES = { zh: "zh.advice" };
 

@@ -128,8 +128,7 @@ function Command({ state }) {
       ${answer.file ? html`<p class="quiet small" style=${{ marginTop: ".4rem" }}>${t("new.command_file")}</p>` : null}` : null}</details>`;
 }
 
-// The long check beside Start: it reads the data, builds the model and plans memory, time and disk. Each part is shown as
-// soon as it is known.
+// The long check beside Start: data, model, memory, time and disk, each shown as soon as it is known.
 
 const EVERY = 1000; // milliseconds after which is asked what is known
 
@@ -198,7 +197,7 @@ function Result({ of, isWhole }) {
     ${plan ? html`<p class="quiet small">${t("full.planned")}</p>` : null}`;
 }
 
-// What a run would see of its data: rows with their trained tokens coloured, pictures, and how many rows a class has.
+// What a run would see of its data: rows with trained tokens coloured, pictures, and rows by class.
 
 const ROWS = 20;
 
@@ -238,7 +237,7 @@ function Rows({ of }) {
 
 const Tokens = ({ of }) => html`<div class="tokens" tabindex="0">${of.map((each) => (each.trained ? html`<mark>${each.text}</mark>` : html`<span>${each.text}</span>`))}</div>`;
 
-// Imports configurations of other software: uploads them, begins a new run with what they become, and lists each key's fate.
+// Imports configurations of other software: begins a new run with what they become, and lists each key's fate.
 
 const SHOWN = ["changed", "refused", "later"]; // fates that a user has to look at; the others are folded
 
