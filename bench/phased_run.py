@@ -185,10 +185,10 @@ def _noted(answers: Callable[..., Any]) -> Callable[..., Any]:
     """Appends a line for each call, with the numbers of the draws that are asked for."""
 
     @functools.wraps(answers)
-    def noted(self: Any, prompts: Any, draws: Sequence[int], settings: Any = None) -> Any:
+    def noted(self: Any, prompts: Any, draws: Sequence[int], *others: Any) -> Any:
         if draws:
             with open(os.environ["ANSWER_CALLS"], "ab", buffering=0) as calls:
                 calls.write(json.dumps([int(os.environ["RUN_START"]), list(draws)]).encode() + b"\n")
-        return answers(self, prompts, draws, settings)
+        return answers(self, prompts, draws, *others)
 
     return noted
