@@ -43,10 +43,9 @@ PADDED = {"workload.data.packing": False}
 PLAIN = {"bf16": False, "gradient_checkpointing": False}  # TRL's own are True
 BF16 = {"precision": "bf16-mixed"}
 LR = 1e-5
-# how far the losses of a step may be apart, relative to the larger; those of kto on average over the steps, since it
-# estimates its divergence on prompts with answers of other rows, which the two choose in different ways. In bf16 logits
-# have 8 bits. GRPO draws other answers
-TOLERANCES = {"dpo": 1e-4, "kto": 0.05, "reward": 1e-4}
+# how far the losses of a step may be apart, relative to the larger. In bf16 logits have 8 bits. KTO estimates its
+# divergence on prompts with answers of other rows, which the two choose in different ways; GRPO draws other answers
+TOLERANCES = {"dpo": 1e-4, "kto": 0.1, "reward": 1e-4}
 TOLERANCE_BF16 = 2e-2
 BATCH = 8  # TRL's default; of GRPO 8 answers to one prompt
 LENGTH = 1024
@@ -228,8 +227,6 @@ def check_losses(case: Case, pair: Pair) -> None:
         return
     ours, theirs = (np.array(side.facts["losses"]) for side in (pair.ours, pair.theirs))
     is_plain = "bf16" in case.theirs and case.ours.get("precision") is None
-    if case.stage == "kto":
-        ours, theirs = ours.mean(keepdims=True), theirs.mean(keepdims=True)
     bound = TOLERANCES[case.stage] if is_plain else max(TOLERANCES[case.stage], TOLERANCE_BF16)
     if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=bound, atol=0):
         raise SystemExit(f"{case.name}: losses of steps differ by more than {bound:g}: {ours} and TRL's {theirs}")
@@ -385,8 +382,8 @@ def page(found: Sequence[tuple[Case, list[Pair]]], task: Task, options: argparse
             f"{options.foreign} cores of foreign work are discarded. `python bench/preferences.py` repeats it. "
             "Rows longer than the context are left out and both sides take the others in one order, so that the losses "
             f"of each step agree: to {TOLERANCES['dpo']:g} in fp32 for dpo and reward, to {TOLERANCE_BF16:.0%} where a "
-            f"side computes in bf16; on average over the steps to {TOLERANCES['kto']:.0%} for kto, whose mismatched "
-            "answers each draws in its own way.",
+            f"side computes in bf16, and to {TOLERANCES['kto']:.0%} for kto, whose mismatched answers each draws in "
+            "its own way.",
             "",
             machine_line() + f" TRL {trl_version()}.",
             "",

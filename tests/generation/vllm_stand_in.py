@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-MAKE_MODEL = Callable[[], Any]
+MakeModel = Callable[[], Any]
 
 
 @dataclass
@@ -28,7 +28,7 @@ class StandIn:
     number of each request for an answer; returns a status to fail with, or None.
     """
 
-    make: MAKE_MODEL
+    make: MakeModel
     logprobs_mode: str = "raw_logprobs"
     max_model_len: int = 512
     development: bool = True

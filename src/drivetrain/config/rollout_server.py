@@ -44,8 +44,8 @@ def server_problems(server: RolloutServer, field: str, adapters: Sequence[Adapte
         yield Problem(f"{field}.url", "it has a user's name, which is not sent", "name the key's variable in key")
     trained = [each for each in adapters or () if each.trained]
     if adapters and (len(adapters) > 1 or len(trained) != 1):
-        yield Problem(f"{field}", "vLLM computes with one adapter", "train one adapter, or leave the server out")
+        yield Problem(field, "vLLM computes with one adapter", "train one adapter, or leave the server out")
     for each in adapters or ():
         if each.method != "lora" or each.dora or each.saved_as_dora or each.train_also:
             what = "DoRA" if each.dora or each.saved_as_dora else "train_also" if each.train_also else each.method
-            yield Problem(f"{field}", f"vLLM loads plain LoRA while it runs, and not {what}", "leave the server out")
+            yield Problem(field, f"vLLM loads plain LoRA while it runs, and not {what}", "leave the server out")

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,11 +73,8 @@ class ServedAnswers:
         while True:  # anew only where the server was started anew meanwhile
             self._timed("push_seconds", self._push)
             lacking = [number for number in range(len(prompts)) if number not in found]
-
-            def asked(lacking: Sequence[int] = lacking) -> Part:
-                return self._asked(lacking, prompts, draws, settings, came)
-
-            found |= self._timed("answer_seconds", lambda asked=asked: once(asked))  # type: ignore[misc]
+            asked = partial(self._asked, lacking, prompts, draws, settings, came)
+            found |= self._timed("answer_seconds", partial(once, asked))
             if all(self._ranks.all_gather(len(found) == len(prompts))):
                 return [found[number] for number in range(len(prompts))]
 

@@ -9,13 +9,10 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from drivetrain.errors import Stopping
+from drivetrain.workloads.generating import dropped
 
 T = TypeVar("T")
 LOOK = 0.2  # seconds between looks at the signal
-
-
-def ignored(number: int, result: object) -> None:
-    del number, result
 
 
 def beside(work: Callable[[], T], is_stopping: Callable[[], bool]) -> T:
@@ -28,7 +25,7 @@ def all_beside(
     numbers: Iterable[int],
     at_once: int,
     is_stopping: Callable[[], bool],
-    came: Callable[[int, T], None] = ignored,
+    came: Callable[[int, T], None] = dropped,
 ) -> dict[int, T]:
     """Returns the results of `work` by the numbers that it is called with, so many at once. Raises the first error, or
     Stopping once the run is to stop.

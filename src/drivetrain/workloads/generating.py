@@ -43,8 +43,8 @@ class Drawn:
 Came = Callable[[int, Drawn], None]  # gets an answer and the number of its prompt
 
 
-def dropped(number: int, drawn: Drawn) -> None:
-    del number, drawn
+def dropped(number: int, result: object) -> None:
+    del number, result
 
 
 @dataclass(frozen=True)
