@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import psutil
@@ -17,10 +17,14 @@ from drivetrain.generation.row_stores import Batch, CachedRows, Choose, Forward,
 from drivetrain.generation.sampling import Choice
 from drivetrain.models.merged_adapters import is_whole
 
+if TYPE_CHECKING:
+    from drivetrain.generation.short_step import ShortStep
+
 LOG = logging.getLogger(__name__)
 CACHE_SHARE = 0.5  # of the memory that is free
 # model → whether its cache works, which is tried once, and not for each batch of answers of a training
 _CACHE_WORKS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_SHORT_STEP_WORKS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 TRIED_CELLS = 2**10  # room for their keys and values
 TRIED = ((3, 1, 4, 1, 5), (2, 7, 1))  # prompts of two lengths, with which a model's cache is tried
 
@@ -56,12 +60,13 @@ def stores_of(forward: Forward, model: Any, recorded_cells: int = 0) -> Callable
     if windows is None or not _CACHE_WORKS[model]:
         return WholeRows
     records = bool(recorded_cells) and _can_record(model) and fixed_steps_agree(forward, model, windows)
+    short = _short_step(forward, model, windows)
 
     def store(forward: Forward) -> RowStore:
         from drivetrain.generation.recorded_steps import RecordedSteps
 
         recorded = RecordedSteps(recorded_cells, _tolerance(model)) if records else None
-        return CachedRows(forward, model, windows, recorded)
+        return CachedRows(forward, model, windows, recorded, short)
 
     return store
 
@@ -77,6 +82,19 @@ def fixed_steps_agree(forward: Forward, model: Any, windows: Sequence[int | None
     except Exception as error:  # each architecture's own
         LOG.info("steps of %s are not recorded: %s", type(model).__name__, last_line(error))
         return False
+
+
+def _short_step(forward: Forward, model: Any, windows: Sequence[int | None]) -> ShortStep | None:
+    """Returns the model's step in few calls, if there is one and it gives the logits of the model's own pass."""
+    from drivetrain.generation.short_step import short_step_of
+
+    step = short_step_of(model)
+    if step is not None and model not in _SHORT_STEP_WORKS:
+        stores = CachedRows(forward, model, windows, short=step), CachedRows(forward, model, windows)
+        _SHORT_STEP_WORKS[model] = _agree(*stores, _tolerance(model))
+        if not _SHORT_STEP_WORKS[model]:
+            LOG.info("%s takes no steps in few calls: they gave other logits", type(model).__name__)
+    return step if _SHORT_STEP_WORKS.get(model) else None
 
 
 def _can_record(model: Any) -> bool:
@@ -99,7 +117,7 @@ def cells_of(model: Any) -> int:
     return max(1, int(CACHE_SHARE * free) // bytes_each)
 
 
-def _agree(cached: CachedRows, whole: WholeRows, tolerance: float) -> bool:
+def _agree(cached: RowStore, whole: RowStore, tolerance: float) -> bool:
     """Returns whether a store gives the logits of another for prompts of two lengths and a token behind each."""
     found = []
     for each in (cached.new(), whole.new()):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,8 +25,11 @@ LOG = logging.getLogger(__name__)
 SHARE = 0.25  # of the memory that is free, which the copies may take
 LEAST = 2**16  # numbers of a weight: smaller ones stay in a core's cache as they are
 ROWS = 64  # that the order is chosen for; others are about as quick with it
+FORM = ("llama", "mistral", "qwen2", "qwen3")  # Transformers' models with Llama's blocks
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # of such blocks: they multiply the same input
 DTYPES = (torch.float32, torch.bfloat16)
-Key = tuple[int, tuple[int, ...]]  # address and strides of a weight
+MODULES = frozenset(f"transformers.models.{name}.modeling_{name}" for name in FORM)
+Key = tuple[tuple[int, tuple[int, ...]], ...]  # addresses and strides of weights
 
 
 @contextmanager
@@ -41,32 +44,73 @@ def prepacked(model: nn.Module) -> Iterator[None]:
 
 def prepack(model: nn.Module) -> Callable[[], None]:
     """Lets the model's linear layers multiply by prepacked copies of their weights where no gradient is wanted, as far
-    as they lie in this process' memory whole. A layer whose weight has changed since goes on without its copy. Returns
-    a function that undoes it."""
+    as they lie in this process' memory whole. Layers that multiply the same input in Llama's blocks do so at once. A
+    layer whose weight has changed since goes on without its copy. Returns a function that undoes it."""
     free, done = SHARE * attainable_memory(), list[nn.Module]()
     copies: dict[Key, Tensor] = {}  # a tied weight is copied once
-    for layer in model.modules():
-        weight = _weight_of(layer)
-        if weight is None or "forward" in vars(layer):
-            continue
-        dtype = _dtype_of_products(weight)
-        needed = 0 if _key(weight) in copies else weight.numel() * dtype.itemsize
+    for layers, weights in _products(model):
+        dtype = _dtype_of_products(weights[0])
+        needed = 0 if _key(weights) in copies else sum(each.numel() for each in weights) * dtype.itemsize
         if needed > free:
             continue
         try:
-            taken = _Prepacked(layer, weight, dtype, copies)
+            product = _Product(layers, weights, dtype, copies)
         except (RuntimeError, AttributeError, NotImplementedError) as error:  # a build of PyTorch without oneDNN
             LOG.info("weights are not prepacked: %s", last_line(error))
             break
-        layer.forward = taken
+        for number, layer in enumerate(layers):
+            layer.forward = _Alone(layer, product) if len(layers) == 1 else _Sibling(layer, product, number)
         free -= needed
-        done.append(layer)
+        done += layers
 
     def undo() -> None:
         for layer in done:
             vars(layer).pop("forward", None)
 
     return undo
+
+
+class Joined:
+    """What layers make of the same input, one behind another in the last dimension: at once where they are siblings
+    that have a copy of their weights."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self._layers = layers
+        self._hooks = [hooks for each in layers for hooks in (each._forward_pre_hooks, each._forward_hooks)]
+
+    def __call__(self, given: Tensor) -> Tensor:
+        forward = vars(self._layers[0]).get("forward")
+        if type(forward) is _Sibling and not any(self._hooks):
+            found = forward.product.of(given)
+            if found is not None:
+                return found
+        return torch.cat([layer(given) for layer in self._layers], -1)
+
+
+def of_llamas_form(module: nn.Module) -> bool:
+    """Returns whether it is a module of Transformers' own code for a model with Llama's blocks."""
+    return type(module).__module__ in MODULES
+
+
+def _products(model: nn.Module) -> Iterator[tuple[list[nn.Module], list[Tensor]]]:
+    """Yields the layers that multiply the same input, with their weights as (outputs, inputs)."""
+    found: dict[nn.Module, Tensor] = {}
+    for layer in model.modules():
+        weight = _weight_of(layer)
+        if weight is not None and "forward" not in vars(layer):
+            found[layer] = weight
+    for parent in filter(of_llamas_form, model.modules()):
+        for names in SIBLINGS:
+            layers: list[Any] = [getattr(parent, name, None) for name in names]
+            # of one dtype, and all with a bias or none
+            if all(each in found for each in layers) and len({_kind(each) for each in layers}) == 1:
+                yield layers, [found.pop(each) for each in layers]
+    for layer, weight in found.items():
+        yield [layer], [weight]
+
+
+def _kind(layer: Any) -> tuple[torch.dtype, bool]:
+    return layer.weight.dtype, layer.bias is not None
 
 
 def _weight_of(layer: nn.Module) -> Tensor | None:
@@ -87,41 +131,81 @@ def _is_transposed(layer: nn.Module) -> bool:
     return module is not None and type(layer) is module.Conv1D
 
 
-def _key(weight: Tensor) -> Key:
-    return weight.data_ptr(), weight.stride()
+def _key(weights: Sequence[Tensor]) -> Key:
+    return tuple((weight.data_ptr(), weight.stride()) for weight in weights)
 
 
 def _dtype_of_products(weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
 
 
-class _Prepacked:
-    """The forward pass of one layer."""
+class _Product:
+    """The product by one copy of the weights of one layer, or of several that multiply the same input."""
 
-    def __init__(self, layer: nn.Module, weight: Tensor, dtype: torch.dtype, copies: dict[Key, Tensor]) -> None:
-        """weight: (outputs, inputs). dtype: of the products. copies: of other layers, to which this one's is added."""
-        self._plain = layer.forward
-        self._layer, self._dtype = layer, dtype
-        self._known = _identity(layer)
-        key = _key(weight)
+    def __init__(
+        self, layers: Sequence[Any], weights: Sequence[Tensor], dtype: torch.dtype, copies: dict[Key, Tensor]
+    ) -> None:
+        """weights: (outputs, inputs) each. dtype: of the products. copies: of others, to which this one is added."""
+        self._dtype, self.widths = dtype, [len(each) for each in weights]
+        self._known = [known for each in layers for known in _known(each)]
+        self.kept: tuple[Tensor, Sequence[Tensor]] | None = None  # an input, and its product
+        key = _key(weights)
         if key not in copies:
             with torch.no_grad():
-                copies[key] = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), ROWS)
+                whole = (weights[0] if len(weights) == 1 else torch.cat(list(weights))).to(dtype).contiguous()
+                copies[key] = torch.ops.mkldnn._reorder_linear_weight(whole, ROWS)
         self._weight = copies[key]
-        bias: Tensor | None = layer.bias  # type: ignore[assignment]
-        self._bias = None if bias is None else bias.detach().to(dtype)
+        biases = [each.bias.detach().to(dtype) for each in layers if each.bias is not None]
+        self._bias = torch.cat(biases) if biases else None
+
+    def of(self, given: Tensor) -> Tensor | None:
+        """Returns the product; None where it has to be made without the copy."""
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else given.dtype
+        if dtype != self._dtype or not given.is_floating_point() or torch.is_grad_enabled() or not given.numel():
+            return None
+        for held, name, tensor, address, version in self._known:
+            if held[name] is not tensor or tensor._version != version or tensor.data_ptr() != address:
+                return None
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(given.to(dtype), self._weight, self._bias, "none", [], "")
+        return found
+
+
+def _known(layer: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor, int, int]]:
+    """Yields where a layer holds its weight and its bias, and what changes with their numbers."""
+    for name in ("weight", "bias"):
+        held = layer._parameters if name in layer._parameters else vars(layer)
+        tensor = held[name]
+        if tensor is not None:
+            yield held, name, tensor, tensor.data_ptr(), tensor._version
+
+
+class _Alone:
+    """The forward pass of a layer that has a copy of its own."""
+
+    def __init__(self, layer: nn.Module, product: _Product) -> None:
+        self._plain, self._product = layer.forward, product
 
     def __call__(self, input: Tensor) -> Tensor:
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else input.dtype
-        is_other = dtype != self._dtype or not input.is_floating_point() or _identity(self._layer) != self._known
-        if is_other or torch.is_grad_enabled() or not input.numel():
-            found: Tensor = self._plain(input)
-            return found
-        return torch.ops.mkldnn._linear_pointwise(input.to(dtype), self._weight, self._bias, "none", [], "")
+        found = self._product.of(input)
+        if found is None:
+            found = self._plain(input)
+        return found
 
 
-def _identity(layer: Any) -> tuple[int, ...]:
-    """Returns what changes with the layer's weight or bias."""
-    weight, bias = layer.weight, layer.bias
-    of_bias = () if bias is None else (bias.data_ptr(), bias._version)
-    return weight.data_ptr(), weight._version, *of_bias
+class _Sibling:
+    """The forward pass of a layer that multiplies the same input as others: the first makes the product for all."""
+
+    def __init__(self, layer: nn.Module, product: _Product, number: int) -> None:
+        self._plain, self.product, self._number = layer.forward, product, number
+
+    def __call__(self, input: Tensor) -> Tensor:
+        product, kept = self.product, self.product.kept  # read once: another thread may replace it
+        if kept is None or kept[0] is not input:
+            whole = product.of(input)
+            if whole is None:
+                found: Tensor = self._plain(input)
+                return found
+            kept = input, whole.split(product.widths, -1)
+        is_last = self._number == len(product.widths) - 1
+        product.kept = None if is_last else kept
+        return kept[1][self._number]

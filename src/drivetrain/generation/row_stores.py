@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     # import Transformers, which a training without answers need not
     from drivetrain.generation.cache import RowCache
     from drivetrain.generation.recorded_steps import RecordedSteps
+    from drivetrain.generation.short_step import ShortStep
 
 CHUNK = 2048  # tokens of prompts, padding included, that run forward at once on a CPU
 # a pass on a CPU takes as long as so many tokens: to read the weights, and to start each layer's kernels as long as so
@@ -84,12 +85,18 @@ class RowStore(ABC):
 
 class CachedRows(RowStore):
     def __init__(
-        self, forward: Forward, model: Any, windows: Sequence[int | None], recorded: RecordedSteps | None = None
+        self,
+        forward: Forward,
+        model: Any,
+        windows: Sequence[int | None],
+        recorded: RecordedSteps | None = None,
+        short: ShortStep | None = None,
     ) -> None:
         """model: Transformers', before any wrapping, for its configuration and what its forward pass accepts.
 
-        recorded: what takes steps on a GPU at once."""
-        self._forward, self._model, self._windows, self._recorded = forward, model, windows, recorded
+        recorded: what takes steps on a GPU at once. short: what takes them in few calls on a CPU."""
+        self._forward, self._model, self._windows = forward, model, windows
+        self._recorded, self._short = recorded, short
         self._cache = self._empty()
         self._lengths: list[int] = []
         accepted = inspect.signature(model.forward).parameters
@@ -117,7 +124,7 @@ class CachedRows(RowStore):
         return next(self._model.parameters()).is_cuda
 
     def new(self) -> CachedRows:
-        return CachedRows(self._forward, self._model, self._windows, self._recorded)
+        return CachedRows(self._forward, self._model, self._windows, self._recorded, self._short)
 
     def start(self, prompts: Sequence[Sequence[int]], choose: Choose, look: Look | None = None) -> list[Choice]:
         longest = max(map(len, prompts))
@@ -160,8 +167,11 @@ class CachedRows(RowStore):
         mask = _padding_mask(used, self._cache.columns + batch["ids"].shape[1])
         if mask is not None:
             batch = {**batch, "mask": mask}
+        short = self._short if batch["ids"].shape[1] == 1 and look is None and self._cache.columns else None
 
         def work(model: nn.Module, batch: Batch) -> Tensor:
+            if short is not None and short.is_possible():
+                return short(self._cache, batch["ids"], batch["positions"], batch.get("mask"))
             inputs: dict[str, Any] = {"input_ids": batch["ids"], "attention_mask": batch.get("mask"), **self._extra}
             if self._takes_positions:
                 inputs["position_ids"] = batch["positions"]
