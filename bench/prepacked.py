@@ -31,7 +31,9 @@ def main() -> None:
             model = made_model(Path(folder)).to(dtype)
             layers = [each for each in model.modules() if isinstance(each, nn.Linear)]
             for count in ROWS:
-                given = {each: torch.randn(count, each.in_features, dtype=dtype) for each in layers}
+                # one for all layers of a width, as those that follow each other in a block share theirs
+                inputs = {each.in_features: torch.randn(count, each.in_features, dtype=dtype) for each in layers}
+                given = {each: inputs[each.in_features] for each in layers}
                 pairs = [_pair(model, given) for _ in range(PAIRS + 1)][1:]  # the first warms up
                 plain, packed = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
                 ratio = statistics.median(one / other for one, other in pairs)

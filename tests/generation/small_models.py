@@ -24,6 +24,7 @@ _SIZES = {**_SHAPE, "num_key_value_heads": 2, "vocab_size": SIZE, "max_position_
 KINDS: dict[str, dict[str, Any]] = {
     "llama": _SIZES,
     "qwen2": _SIZES,
+    "qwen3": {**_SIZES, "head_dim": 16},  # norms of queries and keys; heads wider together than the model
     "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": SIZE, "n_positions": PLACES},
     "mistral": {**_SIZES, "sliding_window": 8},  # each layer
     "gemma2": {**_SIZES, "head_dim": 8, "sliding_window": 8},  # every second layer; capped logits

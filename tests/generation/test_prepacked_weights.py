@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.pytorch_utils import Conv1D
 
 from drivetrain.generation import prepacked_weights
-from drivetrain.generation.prepacked_weights import prepack, prepacked
+from drivetrain.generation.prepacked_weights import Joined, prepack, prepacked
 
 LLAMA = LlamaConfig(
     vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -130,6 +133,86 @@ def test_a_build_of_pytorch_without_these_kernels_goes_on_as_before(monkeypatch:
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", missing, raising=False)
     with prepacked(model):
         assert not layers(model)
+
+
+def attention(bias: bool = True) -> LlamaAttention:
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**LLAMA.to_dict(), "attention_bias": bias})
+    return LlamaAttention(config, 0).requires_grad_(False)
+
+
+def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list that gets the number of rows of each product by a copy."""
+    found: list[int] = []
+    plain = torch.ops.mkldnn._linear_pointwise
+
+    def counted(given: Tensor, *others: Any) -> Tensor:
+        found.append(len(given))
+        return plain(given, *others)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counted)
+    return found
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_of_one_input_multiply_at_once(monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
+    block, given = attention(bias), torch.randn(5, 64)
+    layers = block.q_proj, block.k_proj, block.v_proj
+    expected = [layer(given) for layer in layers]
+    counted = products(monkeypatch)
+    with prepacked(block), torch.no_grad():
+        found = [layer(given) for layer in layers]
+        torch.testing.assert_close(Joined(layers)(given), torch.cat(expected, -1), rtol=0, atol=1e-5)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+    assert counted == [5, 5], "one product for the three layers, and one for them joined"
+
+
+def test_layers_that_get_other_inputs_after_all_give_their_own_products() -> None:
+    block = attention()
+    one, other = torch.randn(5, 64), torch.randn(2, 64)
+    layers = block.q_proj, block.k_proj, block.v_proj, block.q_proj, block.q_proj, block.v_proj
+    inputs = one, other, one, one, other, other
+    with torch.no_grad():
+        expected = [layer(given) for layer, given in zip(layers, inputs, strict=True)]
+        with prepacked(block):
+            found = [layer(given) for layer, given in zip(layers, inputs, strict=True)]
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
+def test_layers_of_one_input_notice_a_new_weight_of_any(name: str) -> None:
+    block, given = attention(), torch.randn(5, 64)
+    layers = block.q_proj, block.k_proj, block.v_proj
+    with prepacked(block), torch.no_grad():
+        getattr(block, name).weight.mul_(2)
+        found, joined = [layer(given) for layer in layers], Joined(layers)(given)
+    expected = [nn.functional.linear(given, layer.weight, layer.bias) for layer in layers]
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(joined, torch.cat(expected, -1))
+
+
+def test_a_hook_of_a_layer_runs_where_layers_are_joined() -> None:
+    block, given = attention(), torch.randn(5, 64)
+    layers = block.q_proj, block.k_proj, block.v_proj
+    block.k_proj.register_forward_pre_hook(lambda _, given: given[0] * 0)
+    block.k_proj.bias.zero_()
+    with prepacked(block), torch.no_grad():
+        joined = Joined(layers)(given)
+    assert joined[:, 64:96].abs().max() == 0 < joined[:, :64].abs().max()
+
+
+def test_only_transformers_own_blocks_are_known_to_share_an_input() -> None:
+    block = nn.Module()
+    for name in ("q_proj", "k_proj", "v_proj"):
+        block.register_module(name, nn.Linear(8, 8))
+    with prepacked(block), torch.no_grad():
+        found = block.q_proj(given := torch.randn(3, 8))
+        block.q_proj(given).add_(1)  # a block of one's own may change what it got
+    assert found.is_contiguous()
+    assert not isinstance(vars(block.q_proj).get("forward"), prepacked_weights._Sibling)
 
 
 class Unlike(nn.Linear):

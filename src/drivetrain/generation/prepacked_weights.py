@@ -71,8 +71,8 @@ def prepack(model: nn.Module) -> Callable[[], None]:
 
 
 class Joined:
-    """What layers make of the same input, one behind another in the last dimension: at once where they are siblings
-    that have a copy of their weights."""
+    """Layers that multiply the same input: their outputs stand one behind another in the last dimension. Siblings that
+    have one copy of their weights make one product."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._layers = layers

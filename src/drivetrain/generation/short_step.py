@@ -97,11 +97,11 @@ class _Block:
             turned = torch.cat([norm(each) for norm, each in zip(self._head_norms, apart, strict=True)], 1)
         queries, keys = _turned(turned, turns).split([turned.shape[1] - own, own], 1)
         keys, values = layer.update(keys, values)
+        # heads that share keys are queries of one head
+        queries = queries.view(rows, own, self._groups, self._width)
         mask = None if seen is None else seen[..., seen.shape[-1] - keys.shape[2] :]
-        found = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, scale=self._scale, enable_gqa=self._groups > 1
-        )
-        return found.view(rows, 1, -1)
+        found = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=self._scale)
+        return found.reshape(rows, 1, -1)
 
 
 class _Norm:
