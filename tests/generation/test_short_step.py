@@ -3,6 +3,7 @@ out."""
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -200,6 +201,25 @@ def test_a_step_that_gives_other_logits_is_not_taken(
         found, rows = logits_of_steps(model)
     close(found, expected_of(model, rows), 1e-5)
     assert "gave other logits" in caplog.text
+
+
+def test_blocks_without_what_the_step_reads_go_on_without_it(caplog: pytest.LogCaptureFixture) -> None:
+    """As another version of Transformers may have them."""
+    model = model_of("llama")
+    found, _ = logits_of_steps(model)
+    for block in model.model.layers:
+        block.mlp.up = block.mlp._modules.pop("up_proj")
+        block.mlp.forward = functools.partial(_mlp, block.mlp)
+    local_forward._SHORT_STEP_WORKS.pop(model)
+    with caplog.at_level(logging.INFO, local_forward.__name__):
+        again, _ = logits_of_steps(model)
+    close(again, found, 1e-5)
+    assert "no attribute 'up_proj'" in caplog.text
+
+
+def _mlp(mlp: Any, given: Tensor) -> Tensor:
+    found: Tensor = mlp.down_proj(mlp.act_fn(mlp.gate_proj(given)) * mlp.up(given))
+    return found
 
 
 def test_a_step_is_tried_once_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,13 +88,21 @@ def _short_step(forward: Forward, model: Any, windows: Sequence[int | None]) -> 
     """Returns the model's step in few calls, if there is one and it gives the logits of the model's own pass."""
     from drivetrain.generation.short_step import short_step_of
 
-    step = short_step_of(model)
-    if step is not None and model not in _SHORT_STEP_WORKS:
+    if not _SHORT_STEP_WORKS.get(model, True):
+        return None
+    try:
+        step = short_step_of(model)
+        if step is None or model in _SHORT_STEP_WORKS:
+            return step
         stores = CachedRows(forward, model, windows, short=step), CachedRows(forward, model, windows)
-        _SHORT_STEP_WORKS[model] = _agree(*stores, _tolerance(model))
-        if not _SHORT_STEP_WORKS[model]:
-            LOG.info("%s takes no steps in few calls: they gave other logits", type(model).__name__)
-    return step if _SHORT_STEP_WORKS.get(model) else None
+        why = None if _agree(*stores, _tolerance(model)) else "they gave other logits"
+    except Exception as error:  # blocks of another version of Transformers
+        step, why = None, last_line(error)
+    _SHORT_STEP_WORKS[model] = why is None
+    if why is not None:
+        LOG.info("%s takes no steps in few calls: %s", type(model).__name__, why)
+        return None
+    return step
 
 
 def _can_record(model: Any) -> bool:

@@ -109,15 +109,15 @@ class _Norm:
     have 32 bits."""
 
     def __init__(self, module: Any) -> None:
-        self._module, self._eps = module, module.variance_epsilon
-        self._shape, self._hooks = tuple(module.weight.shape), (module._forward_pre_hooks, module._forward_hooks)
+        self._module, self._hooks = module, (module._forward_pre_hooks, module._forward_hooks)
+        self._is_own = of_llamas_form(module) and "forward" not in vars(module)  # and not an adapter in its place
 
     def __call__(self, given: Tensor) -> Tensor:
-        weight = self._module.weight
-        if given.dtype != torch.float32 or weight.dtype != torch.float32 or any(self._hooks):
-            found: Tensor = self._module(given)
+        module = self._module
+        if not self._is_own or any(self._hooks) or not given.dtype == module.weight.dtype == torch.float32:
+            found: Tensor = module(given)
             return found
-        return F.rms_norm(given, self._shape, weight, self._eps)
+        return F.rms_norm(given, module.weight.shape, module.weight, module.variance_epsilon)
 
 
 def _turned(given: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
