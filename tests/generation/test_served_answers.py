@@ -21,12 +21,15 @@ from drivetrain.errors import RunError, UserError
 from drivetrain.generation.server_client import ServerClient
 from drivetrain.tracking.jsonl import read_events
 from tests.generation.vllm_stand_in import StandIn, serving
-from tests.tiny_language import LLAMA, write_lines
+from tests.tiny_language import LLAMA, workload, write_lines
+from tests.tiny_language import ROWS as TALKS
 from tests.workloads.policy_cases import ROWS
+from tests.workloads.test_distillation import teacher_in
 
 Command = Callable[..., tuple[int, str, str]]
 MODEL = {**LLAMA, "vocab_size": 260}
 ANSWERS = 2 * 3  # of a batch
+FIELD = "workload.reinforcement.server"
 
 
 def model() -> Any:
@@ -262,11 +265,53 @@ def test_weights_go_in_the_dtype_that_the_server_has(drivetrain: Command, tmp_pa
     assert 1e-6 < made["metrics"]["mismatch"] < 0.05
 
 
+# --- replies of a model that is distilled -----------------------------------------------------------------------------
+
+
+def test_a_model_that_is_distilled_learns_from_replies_that_the_server_writes_with_its_weights(
+    drivetrain: Command, tmp_path: Path
+) -> None:
+    """Each is the likeliest at a temperature near 0: what the run itself writes without a server."""
+    teacher = teacher_in(tmp_path)
+    block = {"type": "language_model", "stage": "distill", "model": {"config": LLAMA}}
+    data = {"train": write_lines(tmp_path / "talks.jsonl", TALKS), "template": "chatml", "length": 64}
+    learning = {"teacher": str(teacher), "own_answers": 1.0, "max_new_tokens": 8, "drawing_temperature": 1e-3}
+    run = {
+        "workload": {**block, "data": {**data, "evaluation_fraction": 0}, "distillation": learning},
+        "batch_size": 4,
+        "loop": {"steps": 3},
+        "optimizer": {"name": "adamw", "lr": 0.01},
+        "output": str(tmp_path / "run"),
+    }
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    written = {}
+    with serving(
+        StandIn(lambda: workload(tmp_path, TALKS).build_model().eval(), logprobs_mode="processed_logprobs")
+    ) as server:
+        for drawn, given in (("by a server", given_to(server)), ("by the run", [])):
+            code, _, err = drivetrain("train", str(tmp_path / "run.json"), "--quiet", "--overwrite", *given)
+            assert code == 0, err
+            lines = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
+            written[drawn] = sorted((each["step"], each["prompt"], each["answer"]) for each in map(json.loads, lines))
+        assert server.answered == 3 * 4
+        server.max_model_len = 16
+        code, _, err = drivetrain("train", str(tmp_path / "run.json"), "--overwrite", *given_to(server))
+    assert len(written["by a server"]) == 3 * 4
+    assert written["by a server"] == written["by the run"]
+    assert code == 2
+    assert "workload.distillation.server" in err
+    assert "it takes 16 tokens" in " ".join(err.split())
+
+
+def given_to(server: StandIn) -> list[str]:
+    return [f"workload.distillation.server={server.url}"]
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def refused(server: StandIn, temperature: float = 1.0, adapter: bool = False, **given: Any) -> str:
-    client = ServerClient(RolloutServer(**{"url": server.url, "time_limit": 2, **given}))
+    client = ServerClient(RolloutServer(**{"url": server.url, "time_limit": 2, **given}), FIELD)
     with pytest.raises(UserError) as error:
         client.check(600, temperature, adapter)
     return str(error.value)
@@ -293,7 +338,7 @@ def test_a_key_is_sent_from_its_variable(server: StandIn, monkeypatch: pytest.Mo
     assert "status 401" in refused(server)
     assert "the variable ROLLOUT_KEY is not set" in refused(server, key="ROLLOUT_KEY")
     monkeypatch.setenv("ROLLOUT_KEY", "secret")
-    ServerClient(RolloutServer(url=server.url, key="ROLLOUT_KEY", time_limit=2)).check(600, 1.0, False)
+    ServerClient(RolloutServer(url=server.url, key="ROLLOUT_KEY", time_limit=2), FIELD).check(600, 1.0, False)
 
 
 def test_a_folder_that_the_server_does_not_see_ends_the_run_at_once(
@@ -319,7 +364,7 @@ def test_a_folder_that_the_server_does_not_see_ends_the_run_at_once(
 )
 def test_an_answer_that_lacks_what_is_learned_from_is_an_error(server: StandIn, found: Any) -> None:
     server._answer = lambda _: found  # type: ignore[method-assign]
-    client = ServerClient(RolloutServer(url=server.url, time_limit=2))
+    client = ServerClient(RolloutServer(url=server.url, time_limit=2), FIELD)
     with pytest.raises(RunError, match=r"answered with|cut an answer off after 2 of 8 tokens"):
         client.drawn((1, 2), 8, 1.0, 0, frozenset())
 
@@ -327,7 +372,7 @@ def test_an_answer_that_lacks_what_is_learned_from_is_an_error(server: StandIn, 
 def test_it_draws_from_the_models_own_distribution(server: StandIn) -> None:
     """The stand-in is a server as vLLM is: what it says of an answer is plain Transformers'."""
     server.logprobs_mode = "processed_logprobs"
-    client = ServerClient(RolloutServer(url=server.url, time_limit=2))
+    client = ServerClient(RolloutServer(url=server.url, time_limit=2), FIELD)
     drawn = client.drawn((5, 6, 7), 4, 0.5, 3, frozenset({256}))
     logits = server.model(input_ids=torch.tensor([[5, 6, 7, *drawn.tokens]])).logits[0, 2:-1] / 0.5
     expected = logits.log_softmax(1)[torch.arange(len(drawn.tokens)), drawn.tokens]

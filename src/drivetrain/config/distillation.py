@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from drivetrain.config.adapter import Adapter
 from drivetrain.config.base import Frozen, doc
 from drivetrain.config.generation import Generation
 from drivetrain.config.reference import OtherModelBlock, as_block
+from drivetrain.config.rollout_server import RolloutServer, as_server, server_problems
 from drivetrain.errors import Problem
 
 FIELD = "workload.distillation"
@@ -18,7 +20,7 @@ DISTILL = "distill"
 SFT = "sft"  # the loss of the data's own tokens
 JS = "js"
 
-OF_OWN = ("max_new_tokens", "drawing_temperature")
+OF_OWN = ("max_new_tokens", "drawing_temperature", "server")
 LossName = Literal["forward_kl", "reverse_kl", "js", "sft"]
 USUAL: Mapping[str, float] = {JS: 1.0}
 
@@ -50,6 +52,11 @@ class Distillation(Frozen):
     )
     max_new_tokens: int = doc("own_answers: tokens of a reply, at most; none goes beyond data.length", 128, gt=0)
     drawing_temperature: float = doc("own_answers: temperature at which replies are drawn", 1.0, gt=0)
+    server: Annotated[RolloutServer | None, BeforeValidator(as_server)] = doc(
+        "own_answers: a vLLM server that draws the replies, http://127.0.0.1:8000 or a block; left out, the run draws "
+        "them itself",
+        None,
+    )
 
     @property
     def losses(self) -> Mapping[str, float]:
@@ -72,7 +79,7 @@ class Distillation(Frozen):
         return [name for name in fields if getattr(self, name) != fields[name].default]
 
 
-def distillation_problems(block: Distillation, stage: str) -> Iterator[Problem]:
+def distillation_problems(block: Distillation, stage: str, adapters: Sequence[Adapter] | None) -> Iterator[Problem]:
     """Yields settings that do not go together, or that nothing reads."""
     if stage != DISTILL:
         for name in block.given:
@@ -86,6 +93,8 @@ def distillation_problems(block: Distillation, stage: str) -> Iterator[Problem]:
     if block.own_answers and SFT in block.losses:
         why = "sft learns the tokens of replies, and those that the model writes itself are its own"
         yield Problem(f"{FIELD}.loss", why, "leave sft or own_answers out")
+    if block.server is not None and block.own_answers:
+        yield from server_problems(block.server, f"{FIELD}.server", adapters)
     for name in OF_OWN:
         if name in block.given and not block.own_answers:
             yield Problem(

@@ -238,7 +238,7 @@ class LanguageModel(WorkloadBlock):
             why = f"{axis} ranks run no pass of the whole model before the training"
             yield Problem(f"engine.{axis}", why, f"leave {axis} out, or give reference: none")
         yield from fine_tuning_problems(self.sft, self.stage, run.adapter)
-        yield from distillation_problems(self.distillation, self.stage)
+        yield from distillation_problems(self.distillation, self.stage, run.adapter)
         yield from preference_problems(self.preference, self.stage, run.adapter)
         yield from reinforcement_problems(self.reinforcement, self.stage, run.adapter)
         yield from self._split_problems(run)

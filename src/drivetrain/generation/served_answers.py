@@ -36,16 +36,18 @@ class ServedAnswers:
     def __init__(
         self,
         settings: RolloutServer,
+        field: str,
         engine: Engine,
         workload: Workload,
         ranks: Communicator,
         folder: Path,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """folder: of the run, which holds the weights where the settings name no other. is_stopping: whether a signal
-        asks the run to stop, which ends the wait for the server with Stopping."""
+        """field: the settings' name in the run file. folder: of the run, which holds the weights where the settings
+        name no other. is_stopping: whether a signal asks the run to stop, which ends the wait for the server with
+        Stopping."""
         assert isinstance(workload, Generates), "the workload's model writes no tokens"
-        self._settings, self._client, self._is_stopping = settings, ServerClient(settings), is_stopping
+        self._settings, self._client, self._is_stopping = settings, ServerClient(settings, field), is_stopping
         self._engine, self._workload, self._ranks = engine, workload, ranks
         self._answers: Generates = workload
         self._folder = (folder if settings.weights is None else Path(settings.weights).expanduser()).absolute() / FOLDER

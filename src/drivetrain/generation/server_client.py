@@ -23,7 +23,6 @@ from drivetrain.config.rollout_server import RolloutServer
 from drivetrain.errors import Problem, RunError, UserError, clipped, last_line
 from drivetrain.workloads.generating import Drawn
 
-FIELD = "workload.reinforcement.server"
 ADAPTER = "drivetrain"  # the name under which the server has the run's adapter
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0  # seconds between attempts, which double
 BUSY = (408, 425, 429, 502, 503, 504)  # statuses of a server that may answer later
@@ -54,7 +53,9 @@ class ServerClient:
     label = UNLABELLED
     dtype: str | None = None  # of the server's weights, such as torch.bfloat16
 
-    def __init__(self, settings: RolloutServer) -> None:
+    def __init__(self, settings: RolloutServer, field: str) -> None:
+        """field: the settings' name in the run file."""
+        self._field = field
         self._url, self._limit, self._key = settings.url.rstrip("/"), settings.time_limit, settings.key
         is_here = urlsplit(settings.url).hostname in LOOPBACK
         self._opener = build_opener(*([ProxyHandler({})] if is_here else []), _NoRedirects)
@@ -69,13 +70,13 @@ class ServerClient:
         """
         if self._key is not None and not os.environ.get(self._key):
             raise UserError(
-                [Problem(f"{FIELD}.key", f"the variable {self._key} is not set", f"export {self._key}=...")]
+                [Problem(f"{self._field}.key", f"the variable {self._key} is not set", f"export {self._key}=...")]
             )
         try:
             served = self._once("/v1/models", None, min(self._limit, 30.0))["data"][0]
         except (_Refused, *FAILED, ValueError, LookupError, TypeError) as error:
             why = f"no vLLM answers there: {_reason(error)}"
-            raise UserError([Problem(f"{FIELD}.url", why, f"start it: {COMMAND}")]) from None
+            raise UserError([Problem(f"{self._field}.url", why, f"start it: {COMMAND}")]) from None
         self._model = ADAPTER if with_adapter else str(served["id"])
         problems = [*self._too_short(served, longest), *self._of_its_settings(temperature, with_adapter)]
         if problems:
@@ -86,7 +87,11 @@ class ServerClient:
         if not isinstance(most, int) or most >= longest:
             return []
         why = f"it takes {most:,} tokens, and a prompt with its answer has up to {longest:,}"
-        return [Problem(FIELD, why, f"start it with --max-model-len {longest}, or lower data.length or max_new_tokens")]
+        return [
+            Problem(
+                self._field, why, f"start it with --max-model-len {longest}, or lower data.length or max_new_tokens"
+            )
+        ]
 
     def _of_its_settings(self, temperature: float, with_adapter: bool) -> list[Problem]:
         try:
@@ -97,17 +102,17 @@ class ServerClient:
         except (_Refused, *FAILED, ValueError, LookupError, TypeError):
             why = "it does not let its weights be replaced (/server_info and /weight_info do not answer)"
             fix = f"start vLLM 0.30 or later in development mode, where only this run reaches it: {COMMAND}"
-            return [Problem(FIELD, why, fix)]
+            return [Problem(self._field, why, fix)]
         problems = []
         if temperature > HOTTEST:
-            fix = f"give at most {HOTTEST:g}, or leave the server out"
-            problems.append(Problem("workload.reinforcement.temperature", f"vLLM takes none above {HOTTEST:g}", fix))
+            why = f"vLLM draws at no temperature above {HOTTEST:g}, and the run asks for {temperature:g}"
+            problems.append(Problem(self._field, why, f"give at most {HOTTEST:g}, or leave the server out"))
         if temperature != 1 and mode != "processed_logprobs":
             why = f"its log-probabilities are {mode}, which are not those at temperature {temperature:g}"
-            problems.append(Problem(FIELD, why, "start it with --logprobs-mode processed_logprobs"))
+            problems.append(Problem(self._field, why, "start it with --logprobs-mode processed_logprobs"))
         if with_adapter and not lora:
             fix = "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora --max-lora-rank RANK"
-            problems.append(Problem(FIELD, "the run trains an adapter, and it takes none", fix))
+            problems.append(Problem(self._field, "the run trains an adapter, and it takes none", fix))
         return problems
 
     # --- weights ------------------------------------------------------------------------------------------------------

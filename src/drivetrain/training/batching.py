@@ -97,7 +97,8 @@ class Batching:
         self._send, self._covered = send, covered
         self._server: ServedAnswers | None = None
         if isinstance(workload, MakesSamples) and workload.server is not None:
-            self._server = ServedAnswers(workload.server, engine, workload, Communicator(), config.folder, is_stopping)
+            settings, field = workload.server, workload.server_field
+            self._server = ServedAnswers(settings, field, engine, workload, Communicator(), config.folder, is_stopping)
         self.slice = window_slice(config, machine, workload, engine)
 
     def windows(self, progress: Progress) -> Iterator[Window]:

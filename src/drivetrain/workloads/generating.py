@@ -97,6 +97,7 @@ class MakesSamples(Workload):
     made_at: int | None = None  # the step for whose batch the samples were made
     passes_per_batch: int = 1  # over the samples of a batch of prompts
     server: RolloutServer | None = None  # draws answers in the model's place
+    server_field = "workload.reinforcement.server"  # which names it in the run file
 
     @property
     @abstractmethod

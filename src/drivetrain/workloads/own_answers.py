@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from drivetrain.config.language import LanguageModel
 from drivetrain.data.language.samples import Sample
 from drivetrain.workloads.base import Batch
 from drivetrain.workloads.distillation import DistillationWorkload
@@ -23,6 +24,12 @@ from drivetrain.workloads.made_answers import drawn_answers
 
 
 class OwnAnswersWorkload(DistillationWorkload, MakesSamples):
+    server_field = "workload.distillation.server"
+
+    def __init__(self, config: LanguageModel, seed: int) -> None:
+        super().__init__(config, seed)
+        self.server = config.distillation.server
+
     @property
     def updates_per_batch(self) -> int:
         return 1

@@ -82,7 +82,7 @@ export class Draft extends Store {
     }
   }
 
-  // Writes the changes that wait into a text. What does not reach the server is kept, and sent again with what comes later.
+  // Writes the changes that wait into a text. What does not reach the server is sent again later.
   async edit(yaml) {
     const changes = this.waiting;
     this.waiting = none();
@@ -102,7 +102,7 @@ export class Draft extends Store {
     return true;
   }
 
-  // Returns values as they will be with the changes that wait, so that a control keeps what was clicked.
+  // Returns values with the changes that wait, so that a control keeps what was clicked.
   awaited(values) {
     const removed = this.waiting.remove.reduce((found, path) => withValue(found, path, undefined), values);
     return Object.entries(this.waiting.set).reduce((found, [path, value]) => withValue(found, path, value), removed);
@@ -146,7 +146,7 @@ export class Draft extends Store {
 
 const none = () => ({ set: {}, remove: [] });
 
-// Returns whether an error is the server's or the network's of the moment, and no answer to what was sent.
+// Returns whether an error is the server's or the network's of the moment.
 const passes = (error) => error.status === 0 || error.status === 429 || error.status >= 500;
 
 function recall() {
@@ -170,7 +170,7 @@ export function newKey() {
 
 // Values of a run file: nested mappings, read by dotted paths, and typed as text.
 
-// Returns what stands at a path; a text where a block is expected is short for its kind (engine: ddp).
+// Returns what stands at a path; a text in a block's place is its kind (engine: ddp).
 export function at(values, path) {
   let value = values;
   for (const name of path.split(".")) {
