@@ -79,7 +79,9 @@ class Distillation(Frozen):
         return [name for name in fields if getattr(self, name) != fields[name].default]
 
 
-def distillation_problems(block: Distillation, stage: str, adapters: Sequence[Adapter] | None) -> Iterator[Problem]:
+def distillation_problems(
+    block: Distillation, stage: str, adapters: Sequence[Adapter] | None = None
+) -> Iterator[Problem]:
     """Yields settings that do not go together, or that nothing reads."""
     if stage != DISTILL:
         for name in block.given:
