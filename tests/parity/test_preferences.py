@@ -24,6 +24,7 @@ QUICK = [
     PairCase(SINGLE, packing=False, preference=MIXED),
     PairCase(SINGLE, preference=SORTED),
     PairCase(SINGLE, stage="kto", preference=KTO),
+    PairCase(SINGLE, stage="kto", preference=KTO, shared=False),
     PairCase(SINGLE, stage="reward", preference=CENTRED),
     PairCase(SINGLE, stage="reward", preference=CENTRED, shared=False),
     PairCase(SINGLE, stage="reward", preference=CENTRED, packing=False),

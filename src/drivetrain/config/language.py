@@ -177,8 +177,8 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def has_alternatives(self) -> bool:
-        """Whether a training reads several answers to a prompt together: both of a pair, those of a group, or a labelled
-        one and another sample's, which the reference reads before the step."""
+        """Whether a training reads several answers to a prompt together: those of a pair or a group, or a labelled one
+        and another sample's, both of which the reference reads before the step."""
         if self.samples == "labelled":
             by_pass = self.preference.reference != "cached"
             return by_pass and any(LOSSES[name].whole_batch for name in self.preference.losses(self.stage))

@@ -121,9 +121,7 @@ class UnpairedWorkload(FromPreferences):
         losses = FORMULAS[self._loss](ratios, desirable, kl, self._beta)
         return (losses * weights(desirable, self._settings)).sum()
 
-    def _ratios(
-        self, model: Callable[..., Any], batch: Batch, context: LossContext
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _ratios(self, model: Callable[..., Any], batch: Batch, context: LossContext) -> tuple[Tensor, Tensor, Tensor]:
         """Returns (B,) each: log-ratios, log-probabilities, tokens."""
         compared, count = self._compared(model, batch, context), self.count(batch)
         found, owner, tokens = self._answers(model, batch, count)
