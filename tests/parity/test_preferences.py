@@ -47,6 +47,8 @@ SLOW = [
     PairCase(TP, stage="reward", preference=CENTRED, packing=False),
     PairCase(FSDP, stage="kto", preference=KTO, packing=False),
     PairCase(ZERO3, stage="kto", preference=KTO, lora=True),
+    PairCase(TP, stage="kto", preference=KTO, packing=False),
+    PairCase({"dp": 2, "shard": True}, stage="kto", preference=KTO, packing=False),
     PairCase(DDP),
     PairCase(DDP, lora=True, preference=MIXED),
     PairCase(FSDP, preference=MIXED),
