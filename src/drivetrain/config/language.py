@@ -17,7 +17,7 @@ from drivetrain.config.language_model import LanguageModelModel
 from drivetrain.config.language_stages import FORMS, STAGES, SampleKind, Stage, StageName
 from drivetrain.config.machine import Machine
 from drivetrain.config.model_files import beyond_context, lacks_template
-from drivetrain.config.preference import LOSSES, REWARD, Preference, preference_problems
+from drivetrain.config.preference import REWARD, Preference, preference_problems
 from drivetrain.config.reference import OtherModelBlock, ReferenceBlock
 from drivetrain.config.reinforcement import PPO, Reinforcement, reinforcement_problems
 from drivetrain.config.workload_block import WorkloadBlock
@@ -177,11 +177,9 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def has_alternatives(self) -> bool:
-        """Whether a training reads several answers to a prompt together: those of a pair or a group, or a labelled one
-        and another sample's, both of which the reference reads before the step."""
+        """Whether a training reads several answers to a prompt together."""
         if self.samples == "labelled":
-            by_pass = self.preference.reference != "cached"
-            return by_pass and any(LOSSES[name].whole_batch for name in self.preference.losses(self.stage))
+            return self.preference.reads_others(self.stage)
         return self.samples in ("pairs", "prompts")
 
     @property
