@@ -178,9 +178,7 @@ class LanguageModel(WorkloadBlock):
     @property
     def has_alternatives(self) -> bool:
         """Whether a training reads several answers to a prompt together."""
-        if self.samples == "labelled":
-            return self.preference.reads_others(self.stage)
-        return self.samples in ("pairs", "prompts")
+        return self.samples in ("pairs", "prompts") or self.preference.reads_others(self.stage)
 
     @property
     def longest(self) -> int:

@@ -146,7 +146,7 @@ class Preference(ReferenceBlock):
 
     def reads_others(self, stage: str) -> bool:
         """Whether the reference reads a labelled answer's prompt before the step, with it and with another sample's."""
-        return self.reference != "cached" and any(LOSSES[name].whole_batch for name in self.losses(stage))
+        return stage == KTO and self.reference != "cached" and any(LOSSES[n].whole_batch for n in self.losses(stage))
 
     @property
     def reads_steps(self) -> bool:
