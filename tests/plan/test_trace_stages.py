@@ -26,6 +26,9 @@ PREFERENCES = [
     ["stage=orpo"],
     ["stage=simpo", "precision=bf16-mixed"],
     ["stage=kto"],
+    ["stage=kto", "micro_batch_size=2"],
+    ["stage=kto", "workload.data.packing=false"],
+    ["stage=kto", "workload.preference.reference=cached"],
     ["stage=dpo", "workload.model.config.vocab_size=8192"],  # whose losses are made some rows at a time
 ]
 TAUGHT = [["stage=distill"], ["stage=distill", "workload.distillation.loss={reverse_kl: 1, sft: 0.5}"]]

@@ -24,14 +24,17 @@ from tests.workloads import policy_cases
 CPU = replace(detect("cpu"), device="cpu")
 GPU = Machine("cuda", "a GPU", 1, 2**36, 16, (9, 0), frozenset({"float32", "bfloat16"}))
 PAIRS = [{"prompt": f"ask {n}", "chosen": "yes " * (n % 3 + 1), "rejected": "no " * (n % 4 + 1)} for n in range(8)]
+LABELLED = [{"prompt": row["prompt"], "completion": row["chosen"], "label": n % 2 == 0} for n, row in enumerate(PAIRS)]
 REWARDED = {"rewards": "exact_match", "answers": 4, "max_new_tokens": 6}
 
 
 def run_of(folder: Path, stage: str = "dpo", model: Any = LLAMA, **more: Any) -> RunConfig:
-    rows = [{"instruction": row["prompt"], "output": row["chosen"]} for row in PAIRS] if stage == "grpo" else PAIRS
-    data = {"train": write_lines(folder / f"{stage}.jsonl", rows), "template": "plain", "length": 60}
+    alone = [{"instruction": row["prompt"], "output": row["chosen"]} for row in PAIRS]
+    rows: Any = {"grpo": alone, "kto": LABELLED}
+    data = {"train": write_lines(folder / f"{stage}.jsonl", rows.get(stage, PAIRS)), "template": "plain", "length": 60}
     data |= {"evaluation_fraction": 0, "cache": str(folder / "cache"), **more.pop("data", {})}
     block = {"type": "language_model", "stage": stage, "model": {"config": model, **more.pop("options", {})}}
+    block["preference"] = more.pop("preference", {})
     if stage == "grpo":
         block["reinforcement"] = REWARDED
     given = {"workload": {**block, "data": data}, "batch_size": 4, "loop": {"steps": 1}, "output": str(folder / "run")}
@@ -48,7 +51,7 @@ def settled(run: RunConfig, machine: Machine = CPU) -> Any:
 # --- where ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", ["dpo", "orpo", "reward", "grpo"])
+@pytest.mark.parametrize("stage", ["dpo", "orpo", "kto", "reward", "grpo"])
 def test_prompts_are_shared_by_answers_on_a_cpu(stage: str, tmp_path: Path) -> None:
     work = settled(run_of(tmp_path, stage))
     assert work.shares_prompts
@@ -76,6 +79,17 @@ def test_other_devices_and_single_answers_share_none(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     assert not settled(run, GPU).shares_prompts
     assert "CPUs alone" in settled(run).why_not_shared(run, GPU)
+
+
+@pytest.mark.parametrize("preference", [{"loss": "apo_zero_unpaired"}, {"reference": "cached"}], ids=str)
+def test_labelled_answers_are_alone_where_no_pass_of_the_reference_reads_others(
+    preference: dict[str, Any], tmp_path: Path
+) -> None:
+    run = run_of(tmp_path, "kto", preference=preference)
+    work = settled(run)
+    assert not work.shares_prompts
+    assert "one answer" in work.why_not_shared(run, CPU)
+    assert "prompts_shared" not in work.facts
 
 
 def test_a_window_as_long_as_any_sample_is_none(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drivetrain.config.language_data import LanguageData
+from drivetrain.data.language.samples import Labelled, Sample
 from drivetrain.data.language.sets import bad_row_problems, open_sets, read_set
 from drivetrain.errors import UserError
 from drivetrain.workloads.loss_contract import LOSS, LossContext, Statistics
@@ -100,7 +101,7 @@ def test_each_prompt_is_mismatched_with_the_answer_of_one_other_sample(tmp_path:
     assert sorted(met) == sorted(decode(ids[targets].tolist()).strip() for (ids, targets), *_ in loaded(work))
 
 
-def loaded(work: UnpairedWorkload) -> list[Any]:
+def loaded(work: UnpairedWorkload) -> list[Labelled]:
     return [work.train.load(index, 0) for index in range(len(work.train))]
 
 
@@ -165,3 +166,132 @@ def test_ktos_loss_and_its_gradient_are_those_of_trls_trainer(
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     compare(gradients(model), gradients(trl_trainer.model))
+
+
+# --- the reference's pass ---------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """A model that counts its passes and the places that it reads."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.passes, self.places = model, 0, 0
+
+    def __call__(self, **given: Any) -> Any:
+        self.passes += 1
+        self.places += given["input_ids"].numel()
+        return self.model(**given)
+
+
+def plain_log_probability(model: Any, sample: Sample) -> float:
+    """One sequence by itself, through Transformers' own attention."""
+    ids, targets = torch.from_numpy(sample[0].astype("int64")), torch.from_numpy(sample[1][1:])
+    with torch.no_grad():
+        found = model(input_ids=ids[None, :-1]).logits[0].log_softmax(-1)
+    return float(found.gather(1, ids[1:, None])[:, 0][targets].sum())
+
+
+def of_transformers(model: Any, folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model.save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+
+
+LONG = [
+    {
+        "prompt": " ".join(f"{n}{word}" for word in range(4 * n + 1)),
+        "completion": "so " * (n**2 % 13 + 1),
+        "label": n % 2 == 0,
+    }
+    for n in range(9)
+]
+CASES = {"prompts shared": (ROWS, True), "answers apart": (ROWS, False), "prompts cut": (LONG, True)}
+
+
+@pytest.mark.parametrize(("rows", "shares"), CASES.values(), ids=CASES)
+def test_the_reference_reads_both_answers_before_the_step_as_transformers_reads_each_alone(
+    tmp_path: Path, rows: list[dict[str, Any]], shares: bool
+) -> None:
+    work = workload(tmp_path, rows)
+    work.shares_prompts = shares
+    model = built(work)
+    reference, samples = Counted(moved(model)), loaded(work)
+    with torch.no_grad():
+        found = work.statistics(model, work.collate(samples), LossContext({"reference": reference}))
+    policy, compared = (of_transformers(each, tmp_path / "model") for each in (model, reference.model))
+    own = [plain_log_probability(compared, each.own) for each in samples]
+    assert found.rows["reference"].tolist() == pytest.approx(own, rel=1e-5)
+    ratios = [
+        plain_log_probability(policy, each.mismatched) - plain_log_probability(compared, each.mismatched)
+        for each in samples
+    ]
+    assert found.sums["ratios"].item() == pytest.approx(sum(ratios), rel=1e-4)
+    assert found.sums["answers"] == len(samples)
+    places = sum(len(ids) - 1 for each in samples for ids, _ in each.sides)
+    assert reference.passes == (1 if shares else 2)
+    assert reference.places == places - (sum(each.shared for each in samples) if shares else 0)
+
+
+def test_a_prompt_that_an_answer_of_another_sample_cuts_is_not_shared(tmp_path: Path) -> None:
+    work = workload(tmp_path, LONG)
+    prompts = work.train.parts[0].prompts.tolist()  # type: ignore[union-attr]
+    cut, whole = [], []
+    for each, prompt in zip(loaded(work), prompts, strict=True):
+        begins = each.mismatched[0][:prompt].tolist() == each.own[0][:prompt].tolist()
+        (whole if begins else cut).append((each.shared, prompt))
+    assert cut
+    assert whole
+    assert all(shared == prompt - 1 for shared, prompt in whole)  # each answer's first token is predicted at the last
+    assert all(shared < prompt // 2 for shared, prompt in cut)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_the_loss_finds_the_references_log_probabilities_among_those_of_the_global_batch(
+    tmp_path: Path, shares: bool
+) -> None:
+    work = workload(tmp_path)
+    work.shares_prompts = shares
+    model = built(work)
+    reference, samples = Counted(moved(model)), loaded(work)
+    context = LossContext({"reference": reference})
+    with torch.no_grad():
+        whole = work.statistics(model, work.collate(samples), context)
+    for places in ([7, 2, 4], [0, 8]):
+        batch, own = work.collate([samples[place] for place in places]), torch.tensor(places)
+        apart = LossContext(context.auxiliary, Statistics(whole.sums))
+        known = LossContext(context.auxiliary, Statistics(whole.sums, whole.rows, own))
+        expected = work.loss_sums(model, batch, apart)[LOSS]
+        passes = reference.passes
+        assert work.loss_sums(model, batch, known)[LOSS].item() == pytest.approx(expected.item(), rel=1e-6)
+        assert reference.passes == passes
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_an_evaluation_reads_each_answer_once_through_the_reference(tmp_path: Path, shares: bool) -> None:
+    work = workload(tmp_path)
+    work.shares_prompts = shares
+    model = built(work)
+    reference, batch = Counted(moved(model)), work.collate(loaded(work))
+    context = LossContext({"reference": reference})
+    with torch.no_grad():
+        found = work.outputs_in(model, batch, context)
+        assert reference.passes == (1 if shares else 2)
+        sums = work.statistics(model, batch, context).sums
+        expected = work.loss_sums(model, batch, LossContext(context.auxiliary, Statistics(sums)))[LOSS]
+    assert found.loss_sum.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_only_a_loss_with_a_reference_point_and_a_pass_of_the_reference_lays_out_both_answers(tmp_path: Path) -> None:
+    kinds: dict[str, dict[str, str]] = {
+        "pass": {},
+        "cached": {"reference": "cached"},
+        "one": {"loss": "apo_zero_unpaired"},
+    }
+    both = set()
+    for name, preference in kinds.items():
+        work = workload(tmp_path, **preference)
+        work.shares_prompts = True
+        if "both_input_ids" in work.collate(loaded(work)):
+            both.add(name)
+    assert both == {"pass"}

@@ -177,8 +177,8 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def has_alternatives(self) -> bool:
-        """Whether there are several answers to a prompt, which are trained together."""
-        return self.samples in ("pairs", "prompts")
+        """Whether a training reads several answers to a prompt together."""
+        return self.samples in ("pairs", "prompts") or self.preference.reads_others(self.stage)
 
     @property
     def longest(self) -> int:

@@ -144,6 +144,10 @@ class Preference(ReferenceBlock):
         """Returns name → weight."""
         return USUAL[stage] if self.loss is None else {str(name): weight for name, weight in self.loss.items()}
 
+    def reads_others(self, stage: str) -> bool:
+        """Whether the reference reads a labelled answer's prompt before the step, with it and with another sample's."""
+        return stage == KTO and self.reference != "cached" and any(LOSSES[n].whole_batch for n in self.losses(stage))
+
     @property
     def reads_steps(self) -> bool:
         """Whether answers are learned from that are marked step by step."""

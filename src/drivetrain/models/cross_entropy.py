@@ -47,8 +47,10 @@ def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
     if _by_kernels(logits):
         found: Tensor = _KernelLosses.apply(logits, targets)
         return found
-    if is_traceable_wrapper_subclass(logits) or not logits.requires_grad or rows >= len(logits):
+    if is_traceable_wrapper_subclass(logits) or rows >= len(logits):
         return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="none")
+    if not logits.requires_grad:  # nothing of the logits' size is made beside them
+        return cross_entropy_of_each(logits, targets)
     losses: Tensor = _Losses.apply(logits, targets, rows)
     return losses
 

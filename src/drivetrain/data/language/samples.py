@@ -130,6 +130,16 @@ class Labelled(NamedTuple):
     desirable: bool
     reference: np.ndarray | None = None
 
+    @property
+    def sides(self) -> tuple[Sample, Sample]:
+        return self.own, self.mismatched
+
+    @property
+    def shared(self) -> int:
+        """Returns how many first tokens both share (`shared_tokens`): fewer than the prompt has where a long answer of
+        another sample cuts its beginning."""
+        return shared_tokens(self.sides)
+
 
 @dataclass(frozen=True)
 class LabelledSamples:
