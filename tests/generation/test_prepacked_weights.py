@@ -194,6 +194,67 @@ def test_layers_of_one_input_notice_a_new_weight_of_any(name: str) -> None:
     assert torch.equal(joined, torch.cat(expected, -1))
 
 
+def test_what_one_layer_got_is_not_given_to_the_next_once_it_has_changed() -> None:
+    block, given = attention(), torch.randn(5, 64)
+    with prepacked(block), torch.no_grad():
+        first = block.q_proj(given)
+        first.zero_()
+        torch.testing.assert_close(block.q_proj(given), plain(block.q_proj, given), rtol=0, atol=1e-5)
+        given.mul_(2)
+        for layer in (block.q_proj, block.k_proj):
+            torch.testing.assert_close(layer(given), plain(layer, given), rtol=0, atol=1e-5)
+        given.mul_(2)
+        torch.testing.assert_close(block.v_proj(given), plain(block.v_proj, given), rtol=0, atol=1e-5)
+        block.q_proj(given)
+        block.k_proj.weight.mul_(2)
+        torch.testing.assert_close(block.k_proj(given), plain(block.k_proj, given), rtol=0, atol=1e-5)
+        block.q_proj(given)
+    with prepacked(block):
+        with torch.no_grad():
+            block.q_proj(given)
+        block.k_proj.weight.requires_grad_()
+        assert block.k_proj(given).requires_grad
+
+
+def plain(layer: Any, given: Tensor) -> Tensor:
+    return nn.functional.linear(given, layer.weight, layer.bias)
+
+
+def test_a_layer_that_another_has_taken_the_place_of_is_not_joined_with_the_rest() -> None:
+    block, given = attention(), torch.randn(5, 64)
+    with prepacked(block), torch.no_grad():
+        layers = [block.q_proj, nn.Linear(64, 32), block.v_proj]
+        expected = torch.cat([plain(layer, given) for layer in layers], -1)
+        torch.testing.assert_close(Joined(layers)(given), expected, rtol=0, atol=1e-5)
+    block.k_proj = block.v_proj
+    with prepacked(block), torch.no_grad():
+        torch.testing.assert_close(block.k_proj(given), plain(block.v_proj, given), rtol=0, atol=1e-5)
+
+
+def test_a_weight_that_is_no_parameter_or_is_taken_away_is_read_as_it_is() -> None:
+    layer, given = nn.Linear(16, 16), torch.randn(3, 16)
+    weight = layer.weight.detach()
+    del layer.weight
+    layer.register_buffer("weight", weight)
+    with prepacked(seeded(layer)), torch.no_grad():
+        torch.testing.assert_close(layer(given), plain(layer, given), rtol=0, atol=1e-5)
+    with prepacked(model := nn.Sequential(nn.Linear(16, 16))), torch.no_grad():
+        nn.utils.parametrize.register_parametrization(model[0], "weight", Doubled())
+        torch.testing.assert_close(model(given), plain(model[0], given), rtol=0, atol=1e-5)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def test_two_layers_of_which_one_has_the_first_rows_of_the_others_weight_keep_their_sizes() -> None:
+    one, two, given = nn.Linear(16, 24, bias=False), nn.Linear(16, 8, bias=False), torch.randn(3, 16)
+    two.weight = nn.Parameter(one.weight.detach()[:8])
+    with prepacked(seeded(one, two)), torch.no_grad():
+        assert (one(given).shape, two(given).shape) == ((3, 24), (3, 8))
+
+
 def test_a_hook_of_a_layer_runs_where_layers_are_joined() -> None:
     block, given = attention(), torch.randn(5, 64)
     layers = block.q_proj, block.k_proj, block.v_proj

@@ -268,34 +268,40 @@ def test_weights_go_in_the_dtype_that_the_server_has(drivetrain: Command, tmp_pa
 # --- replies of a model that is distilled -----------------------------------------------------------------------------
 
 
-def test_a_model_that_is_distilled_learns_from_replies_that_the_server_writes_with_its_weights(
-    drivetrain: Command, tmp_path: Path
-) -> None:
-    """Each is the likeliest at a temperature near 0: what the run itself writes without a server."""
-    teacher = teacher_in(tmp_path)
+def distilled(folder: Path, **given: Any) -> Path:
+    teacher = teacher_in(folder)
     block = {"type": "language_model", "stage": "distill", "model": {"config": LLAMA}}
-    data = {"train": write_lines(tmp_path / "talks.jsonl", TALKS), "template": "chatml", "length": 64}
-    learning = {"teacher": str(teacher), "own_answers": 1.0, "max_new_tokens": 8, "drawing_temperature": 1e-3}
+    data = {"train": write_lines(folder / "talks.jsonl", TALKS), "template": "chatml", "length": 64}
+    learning = {"teacher": str(teacher), "own_answers": 1.0, "max_new_tokens": 8, **given}
     run = {
         "workload": {**block, "data": {**data, "evaluation_fraction": 0}, "distillation": learning},
         "batch_size": 4,
         "loop": {"steps": 3},
         "optimizer": {"name": "adamw", "lr": 0.01},
-        "output": str(tmp_path / "run"),
+        "output": str(folder / "run"),
     }
-    (tmp_path / "run.json").write_text(json.dumps(run))
-    written = {}
-    with serving(
-        StandIn(lambda: workload(tmp_path, TALKS).build_model().eval(), logprobs_mode="processed_logprobs")
-    ) as server:
+    (folder / "run.json").write_text(json.dumps(run))
+    return folder / "run.json"
+
+
+def stand_in(folder: Path, **more: Any) -> StandIn:
+    return StandIn(lambda: workload(folder, TALKS).build_model().eval(), **more)
+
+
+def test_a_model_that_is_distilled_learns_from_replies_that_the_server_writes_with_its_weights(
+    drivetrain: Command, tmp_path: Path
+) -> None:
+    """Each is the likeliest at a temperature near 0: what the run itself writes without a server."""
+    path, written = distilled(tmp_path, drawing_temperature=1e-3), {}
+    with serving(stand_in(tmp_path)) as server:
         for drawn, given in (("by a server", given_to(server)), ("by the run", [])):
-            code, _, err = drivetrain("train", str(tmp_path / "run.json"), "--quiet", "--overwrite", *given)
+            code, _, err = drivetrain("train", str(path), "--quiet", "--overwrite", *given)
             assert code == 0, err
             lines = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
             written[drawn] = sorted((each["step"], each["prompt"], each["answer"]) for each in map(json.loads, lines))
         assert server.answered == 3 * 4
         server.max_model_len = 16
-        code, _, err = drivetrain("train", str(tmp_path / "run.json"), "--overwrite", *given_to(server))
+        code, _, err = drivetrain("train", str(path), "--overwrite", *given_to(server))
     assert len(written["by a server"]) == 3 * 4
     assert written["by a server"] == written["by the run"]
     assert code == 2
@@ -303,8 +309,31 @@ def test_a_model_that_is_distilled_learns_from_replies_that_the_server_writes_wi
     assert "it takes 16 tokens" in " ".join(err.split())
 
 
-def given_to(server: StandIn) -> list[str]:
-    return [f"workload.distillation.server={server.url}"]
+def test_no_more_of_a_reply_is_asked_for_than_is_read(drivetrain: Command, tmp_path: Path) -> None:
+    """Replies end where the data's do, at `length` of 64: a server that takes 64 tokens is enough."""
+    path = distilled(tmp_path, max_new_tokens=60)
+    with serving(stand_in(tmp_path, max_model_len=64)) as server:
+        code, _, err = drivetrain("train", str(path), "--quiet", *given_to(server))
+        assert code == 0, err
+        asked = [body for name, body in server.asked if name == "/v1/completions"]
+    assert max(len(body["prompt"]) + body["max_tokens"] for body in asked) == 64
+
+
+def test_replies_are_found_again_where_the_server_has_moved(drivetrain: Command, tmp_path: Path) -> None:
+    path = distilled(tmp_path)
+    patience = ["workload.distillation.server.time_limit=0.6", "workload.distillation.server.at_once=1"]
+    with serving(stand_in(tmp_path)) as server:
+        server.fails = lambda number: 503 if number > 6 else None
+        code, _, _ = drivetrain("train", str(path), "--quiet", *given_to(server, ".url"), *patience)
+        assert code == 1
+    with serving(stand_in(tmp_path)) as other:
+        code, _, err = drivetrain("train", str(path), "--quiet", "--resume", *given_to(other, ".url"), *patience)
+        assert code == 0, err
+        assert other.answered == 3 * 4 - 6
+
+
+def given_to(server: StandIn, name: str = "") -> list[str]:
+    return [f"workload.distillation.server{name}={server.url}"]
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -182,6 +182,56 @@ def test_dropout_in_training_is_not_left_out(monkeypatch: pytest.MonkeyPatch) ->
     model.train()
     logits_of_steps(model, 2)
     assert len(counted) == before
+
+
+def _double_logits(model: Any) -> Any:
+    return model.register_forward_hook(lambda *given: setattr(given[2], "logits", given[2].logits * 2))
+
+
+def _other_head(model: Any) -> None:
+    model.lm_head = nn.Linear(32, SIZE)
+
+
+def _other_mlp(model: Any) -> None:
+    mlp = model.model.layers[1].mlp
+    mlp.forward = lambda given: 2 * type(mlp).forward(mlp, given)
+
+
+def _adapter(model: Any) -> None:
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["k_proj"]))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.5)
+    adapted.eval()
+
+
+def _other_norm(model: Any) -> None:
+    norm = model.model.norm
+    norm.forward = lambda given: 2 * type(norm).forward(norm, given)
+
+
+@pytest.mark.parametrize("change", [_double_logits, _other_head, _other_mlp, _adapter, _other_norm])
+def test_what_is_changed_in_a_model_after_the_step_was_made_holds(change: Callable[[Any], Any]) -> None:
+    model = model_of("llama")
+    forward = LocalForward(model)
+    store = stores_of(forward, model)(forward)
+    found: list[Tensor] = []
+
+    def see(logits: Tensor) -> list[Choice]:
+        found.append(logits)
+        return [Choice(0)] * len(logits)
+
+    store.start([[5, 6, 7]], see)
+    [[before]] = expected_of(model, [[5, 6, 7, 8]], 1)
+    change(model)
+    [[after]] = expected_of(model, [[5, 6, 7, 8]], 1)
+    store.next([8], see)
+    assert float((after - before).abs().max()) > 0.1 * float(before.abs().max())
+    # the adapter and the second block's part have changed what the prompt left in the cache, too
+    if change in (_double_logits, _other_head, _other_norm):
+        close(found[1:], [after[None]], 1e-5)
+    else:
+        assert float((found[1] - before).abs().max()) > 0.01 * float(before.abs().max())
 
 
 def test_a_module_whose_forward_pass_was_replaced_is_not_passed_over() -> None:

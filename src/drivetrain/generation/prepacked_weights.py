@@ -13,6 +13,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ FORM = ("llama", "mistral", "qwen2", "qwen3")  # Transformers' models with Llama
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # of such blocks: they multiply the same input
 DTYPES = (torch.float32, torch.bfloat16)
 MODULES = frozenset(f"transformers.models.{name}.modeling_{name}" for name in FORM)
-Key = tuple[tuple[int, tuple[int, ...]], ...]  # addresses and strides of weights
+Key = tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]  # addresses, shapes and strides of weights
 
 
 @contextmanager
@@ -79,9 +80,9 @@ class Joined:
         self._hooks = [hooks for each in layers for hooks in (each._forward_pre_hooks, each._forward_hooks)]
 
     def __call__(self, given: Tensor) -> Tensor:
-        forward = vars(self._layers[0]).get("forward")
-        if type(forward) is _Sibling and not any(self._hooks):
-            found = forward.product.of(given)
+        first = vars(self._layers[0]).get("forward")
+        if type(first) is _Sibling and first.product.is_of(self._layers) and not any(self._hooks):
+            found = first.product.of(given)
             if found is not None:
                 return found
         return torch.cat([layer(given) for layer in self._layers], -1)
@@ -102,8 +103,9 @@ def _products(model: nn.Module) -> Iterator[tuple[list[nn.Module], list[Tensor]]
     for parent in filter(of_llamas_form, model.modules()):
         for names in SIBLINGS:
             layers: list[Any] = [getattr(parent, name, None) for name in names]
-            # of one dtype, and all with a bias or none
-            if all(each in found for each in layers) and len({_kind(each) for each in layers}) == 1:
+            # different ones of one dtype, and all with a bias or none
+            is_group = all(each in found for each in layers) and len(set(layers)) == len(layers)
+            if is_group and len({_kind(each) for each in layers}) == 1:
                 yield layers, [found.pop(each) for each in layers]
     for layer, weight in found.items():
         yield [layer], [weight]
@@ -132,7 +134,7 @@ def _is_transposed(layer: nn.Module) -> bool:
 
 
 def _key(weights: Sequence[Tensor]) -> Key:
-    return tuple((weight.data_ptr(), weight.stride()) for weight in weights)
+    return tuple((weight.data_ptr(), tuple(weight.shape), weight.stride()) for weight in weights)
 
 
 def _dtype_of_products(weight: Tensor) -> torch.dtype:
@@ -148,7 +150,7 @@ class _Product:
         """weights: (outputs, inputs) each. dtype: of the products. copies: of others, to which this one is added."""
         self._dtype, self.widths = dtype, [len(each) for each in weights]
         self._known = [known for each in layers for known in _known(each)]
-        self.kept: tuple[Tensor, Sequence[Tensor]] | None = None  # an input, and its product
+        self.kept: _Kept | None = None
         key = _key(weights)
         if key not in copies:
             with torch.no_grad():
@@ -158,22 +160,45 @@ class _Product:
         biases = [each.bias.detach().to(dtype) for each in layers if each.bias is not None]
         self._bias = torch.cat(biases) if biases else None
 
+    def is_of(self, layers: Sequence[nn.Module]) -> bool:
+        """Returns whether these layers, in this order, still multiply by this copy."""
+        forwards = [vars(each).get("forward") for each in layers]
+        return all(type(each) is _Sibling and each.is_number(n, self) for n, each in enumerate(forwards))
+
     def of(self, given: Tensor) -> Tensor | None:
         """Returns the product; None where it has to be made without the copy."""
+        if not self.fits(given):
+            return None
+        given = given.to(self._dtype)
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(given, self._weight, self._bias, "none", [], "")
+        return found
+
+    def fits(self, given: Tensor) -> bool:
+        """Returns whether the copy has the layers' numbers, and the dtype that an input is multiplied in; gradients
+        are not made by it."""
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else given.dtype
         if dtype != self._dtype or not given.is_floating_point() or torch.is_grad_enabled() or not given.numel():
-            return None
+            return False
         for held, name, tensor, address, version in self._known:
-            if held[name] is not tensor or tensor._version != version or tensor.data_ptr() != address:
-                return None
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(given.to(dtype), self._weight, self._bias, "none", [], "")
-        return found
+            if held.get(name) is not tensor or tensor._version != version or tensor.data_ptr() != address:
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The product of an input, of which the layer with the number `next` takes its part."""
+
+    given: Tensor
+    version: int
+    parts: Sequence[Tensor]
+    next: int
 
 
 def _known(layer: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor, int, int]]:
     """Yields where a layer holds its weight and its bias, and what changes with their numbers."""
     for name in ("weight", "bias"):
-        held = layer._parameters if name in layer._parameters else vars(layer)
+        held: dict[str, Any] = next(each for each in (layer._parameters, layer._buffers, vars(layer)) if name in each)
         tensor = held[name]
         if tensor is not None:
             yield held, name, tensor, tensor.data_ptr(), tensor._version
@@ -193,19 +218,26 @@ class _Alone:
 
 
 class _Sibling:
-    """The forward pass of a layer that multiplies the same input as others: the first makes the product for all."""
+    """The forward pass of a layer that multiplies the same input as others. The first makes the product for all, and
+    those that follow with the same input take their parts of it, each once."""
 
     def __init__(self, layer: nn.Module, product: _Product, number: int) -> None:
         self._plain, self.product, self._number = layer.forward, product, number
 
+    def is_number(self, number: int, product: _Product) -> bool:
+        return self._number == number and self.product is product
+
     def __call__(self, input: Tensor) -> Tensor:
-        product, kept = self.product, self.product.kept  # read once: another thread may replace it
-        if kept is None or kept[0] is not input:
+        product, number = self.product, self._number
+        if not product.fits(input):
+            found: Tensor = self._plain(input)
+            return found
+        kept = product.kept if number else None  # read once: another thread may replace it
+        version = 0 if input.is_inference() else input._version
+        if kept is None or kept.given is not input or (kept.next, kept.version) != (number, version):
             whole = product.of(input)
-            if whole is None:
-                found: Tensor = self._plain(input)
-                return found
-            kept = input, whole.split(product.widths, -1)
-        is_last = self._number == len(product.widths) - 1
-        product.kept = None if is_last else kept
-        return kept[1][self._number]
+            assert whole is not None, "fits"
+            kept = _Kept(input, version, whole.split(product.widths, -1), number)
+        is_last = number == len(product.widths) - 1
+        product.kept = None if is_last else replace(kept, next=number + 1)
+        return kept.parts[number]

@@ -17,13 +17,13 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
 from drivetrain.config.generation import Generation
-from drivetrain.config.rollout_server import FOLDER, RolloutServer
+from drivetrain.config.rollout_server import FOLDER
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.generation.server_client import ServerClient, StartedAnew
 from drivetrain.generation.side_threads import all_beside, beside
 from drivetrain.workloads.base import Workload
-from drivetrain.workloads.generating import Came, Drawn, Generates, Prompt
+from drivetrain.workloads.generating import Came, Drawn, Generates, MakesSamples, Prompt
 
 T = TypeVar("T")
 Part = dict[int, Drawn]  # answers by the numbers of their prompts
@@ -35,21 +35,25 @@ class ServedAnswers:
 
     def __init__(
         self,
-        settings: RolloutServer,
-        field: str,
+        learner: MakesSamples,
         engine: Engine,
         workload: Workload,
         ranks: Communicator,
         folder: Path,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """field: the settings' name in the run file. folder: of the run, which holds the weights where the settings
+        """learner: the workload, which names the server. folder: of the run, which holds the weights where the settings
         name no other. is_stopping: whether a signal asks the run to stop, which ends the wait for the server with
         Stopping."""
+        settings = learner.server
+        assert settings is not None, "no server is named"
         assert isinstance(workload, Generates), "the workload's model writes no tokens"
-        self._settings, self._client, self._is_stopping = settings, ServerClient(settings, field), is_stopping
+        self._settings, self._is_stopping = settings, is_stopping
+        self._client = ServerClient(settings, learner.server_field)
         self._engine, self._workload, self._ranks = engine, workload, ranks
         self._answers: Generates = workload
+        bounds = [each for each in (workload.places, learner.longest_made) if each is not None]
+        self._longest, self._reads_logprobs = min(bounds, default=None), learner.reads_logprobs
         self._folder = (folder if settings.weights is None else Path(settings.weights).expanduser()).absolute() / FOLDER
         self._checked = 0  # tokens of the longest prompt with its answer that the server was checked for
         self.seconds: dict[str, float] = {}  # that the last batch took, by what took them
@@ -66,10 +70,11 @@ class ServedAnswers:
         longest = max(self._ranks.all_gather(max((len(each.ids) for each in prompts), default=0)))
         if not longest:
             return []
-        most = min(longest + settings.max_new_tokens, self._answers.places or longest + settings.max_new_tokens)
+        most = min(longest + settings.max_new_tokens, self._longest or longest + settings.max_new_tokens)
         if most > self._checked:
             adapted = self._workload.adapters is not None
-            self._ranks.on_each(lambda: self._client.check(most, settings.temperature, adapted))
+            heat, reads = settings.temperature, self._reads_logprobs
+            self._ranks.on_each(lambda: self._client.check(most, heat, adapted, reads))
             self._checked = most
         found: Part = {}
         while True:  # anew only where the server was started anew meanwhile
@@ -122,11 +127,11 @@ class ServedAnswers:
         came: Came,
     ) -> Part:
         """Returns the answers to the prompts of these numbers: those that came, where the server was started anew."""
-        places, found, over = self._answers.places, Part(), threading.Event()
+        longest, found, over = self._longest, Part(), threading.Event()
 
         def drawn(number: int) -> Drawn:
             ids, most = prompts[number].ids, settings.max_new_tokens
-            room = most if places is None else min(most, places - len(ids))
+            room = most if longest is None else min(most, longest - len(ids))
             seed = self._seed(draws[number])
             return self._client.drawn(ids, room, settings.temperature, seed, self._answers.ends, over.is_set)
 

@@ -63,10 +63,11 @@ class ServerClient:
 
     # --- before the first answer --------------------------------------------------------------------------------------
 
-    def check(self, longest: int, temperature: float, with_adapter: bool) -> None:
+    def check(self, longest: int, temperature: float, with_adapter: bool, reads_logprobs: bool = True) -> None:
         """Learns the name of the server's model. Raises UserError with all that keeps the server from answering.
 
-        longest: tokens of a prompt with its answer, at most. temperature: at which tokens are drawn.
+        longest: tokens of a prompt with its answer, at most. temperature: at which tokens are drawn. reads_logprobs:
+        whether log-probabilities have to be those of the draws.
         """
         if self._key is not None and not os.environ.get(self._key):
             raise UserError(
@@ -78,7 +79,10 @@ class ServerClient:
             why = f"no vLLM answers there: {_reason(error)}"
             raise UserError([Problem(f"{self._field}.url", why, f"start it: {COMMAND}")]) from None
         self._model = ADAPTER if with_adapter else str(served["id"])
-        problems = [*self._too_short(served, longest), *self._of_its_settings(temperature, with_adapter)]
+        problems = [
+            *self._too_short(served, longest),
+            *self._of_its_settings(temperature, with_adapter, reads_logprobs),
+        ]
         if problems:
             raise UserError(problems)
 
@@ -93,7 +97,7 @@ class ServerClient:
             )
         ]
 
-    def _of_its_settings(self, temperature: float, with_adapter: bool) -> list[Problem]:
+    def _of_its_settings(self, temperature: float, with_adapter: bool, reads_logprobs: bool) -> list[Problem]:
         try:
             found = self._once("/server_info?config_format=json", None, min(self._limit, 60.0))["vllm_config"]
             mode, lora = found["model_config"]["logprobs_mode"], found.get("lora_config")
@@ -107,7 +111,7 @@ class ServerClient:
         if temperature > HOTTEST:
             why = f"vLLM draws at no temperature above {HOTTEST:g}, and the run asks for {temperature:g}"
             problems.append(Problem(self._field, why, f"give at most {HOTTEST:g}, or leave the server out"))
-        if temperature != 1 and mode != "processed_logprobs":
+        if reads_logprobs and temperature != 1 and mode != "processed_logprobs":
             why = f"its log-probabilities are {mode}, which are not those at temperature {temperature:g}"
             problems.append(Problem(self._field, why, "start it with --logprobs-mode processed_logprobs"))
         if with_adapter and not lora:

@@ -34,8 +34,7 @@ def short_step_of(model: nn.Module) -> ShortStep | None:
     if any(each.device.type != "cpu" or type(each) not in (nn.Parameter, Tensor) for each in model.parameters()):
         return None
     step = ShortStep(known)
-    is_own = all(of_llamas_form(each) and "forward" not in vars(each) for each in step.passed_over)
-    return step if is_own and step.is_possible() else None
+    return step if all(map(of_llamas_form, step.passed_over)) and step.is_possible() else None
 
 
 class ShortStep:
@@ -47,10 +46,22 @@ class ShortStep:
         parts = [part for each in inner.layers for part in (each, each.self_attn, each.mlp)]
         self.passed_over: list[nn.Module] = [inner, *parts]
         self._hooks = [hooks for each in self.passed_over for hooks in (each._forward_pre_hooks, each._forward_hooks)]
+        # the model's own hooks, which the pass that the step is compared with has run; others may come later
+        self._of_root = [(hooks, len(hooks)) for hooks in (model._forward_pre_hooks, model._forward_hooks)]
+        # what is read of the model, by the name under which it is found, and that no forward pass was replaced
+        holders = (model, inner.layers, *self.passed_over)
+        within = [(each._modules, name, own) for each in holders for name, own in each._modules.items()]
+        own_code: list[tuple[dict[str, Any], str, Any]] = [(vars(each), "forward", None) for each in holders]
+        self._as_met = [*within, *own_code]
 
     def is_possible(self) -> bool:
-        """Returns whether nothing that the model does now is left out: dropout, or a hook."""
-        return not (self._root.training or any(self._hooks) or modules._has_any_global_hook())
+        """Returns whether nothing that the model does now is left out: dropout, a hook, or a part in another's
+        place."""
+        if self._root.training or any(self._hooks) or modules._has_any_global_hook():
+            return False
+        if any(len(hooks) != count for hooks, count in self._of_root):
+            return False
+        return all(held.get(name) is own for held, name, own in self._as_met)
 
     def __call__(self, cache: RowCache, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """Returns the logits behind each token, (rows, vocabulary), and writes its keys and values into the cache.
@@ -110,11 +121,12 @@ class _Norm:
 
     def __init__(self, module: Any) -> None:
         self._module, self._hooks = module, (module._forward_pre_hooks, module._forward_hooks)
-        self._is_own = of_llamas_form(module) and "forward" not in vars(module)  # and not an adapter in its place
+        self._is_own = of_llamas_form(module)  # and not an adapter in its place
 
     def __call__(self, given: Tensor) -> Tensor:
         module = self._module
-        if not self._is_own or any(self._hooks) or not given.dtype == module.weight.dtype == torch.float32:
+        is_plain = self._is_own and "forward" not in vars(module) and not any(self._hooks)
+        if not is_plain or not given.dtype == module.weight.dtype == torch.float32:
             found: Tensor = module(given)
             return found
         return F.rms_norm(given, module.weight.shape, module.weight, module.variance_epsilon)

@@ -32,7 +32,8 @@ from drivetrain.workloads.generating import MakesSamples
 AGAIN = "were asked for again after the run was resumed: they may differ from what it would have had without a break"
 # of a run: all that decides its weights at each step, and so the samples that it makes
 DECIDING_SAMPLES = {"workload", "adapter", "quantised_base", "optimizer", "schedule", "loop", "batch_size", "seed"}
-NOT_DECIDING = {"workload": {"reinforcement": {"server"}}}  # where answers are drawn, by the same weights
+# where answers are drawn, by the same weights
+NOT_DECIDING = {"workload": {"reinforcement": {"server"}, "distillation": {"server"}}}
 
 
 def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine: Engine) -> Slice:
@@ -97,8 +98,7 @@ class Batching:
         self._send, self._covered = send, covered
         self._server: ServedAnswers | None = None
         if isinstance(workload, MakesSamples) and workload.server is not None:
-            settings, field = workload.server, workload.server_field
-            self._server = ServedAnswers(settings, field, engine, workload, Communicator(), config.folder, is_stopping)
+            self._server = ServedAnswers(workload, engine, workload, Communicator(), config.folder, is_stopping)
         self.slice = window_slice(config, machine, workload, engine)
 
     def windows(self, progress: Progress) -> Iterator[Window]:

@@ -98,6 +98,8 @@ class MakesSamples(Workload):
     passes_per_batch: int = 1  # over the samples of a batch of prompts
     server: RolloutServer | None = None  # draws answers in the model's place
     server_field = "workload.reinforcement.server"  # which names it in the run file
+    reads_logprobs = True  # those that a server gives with its answers
+    longest_made: int | None = None  # tokens of a prompt with its answer, of which the rest is not read
 
     @property
     @abstractmethod

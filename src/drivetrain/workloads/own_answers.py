@@ -24,11 +24,11 @@ from drivetrain.workloads.made_answers import drawn_answers
 
 
 class OwnAnswersWorkload(DistillationWorkload, MakesSamples):
-    server_field = "workload.distillation.server"
+    server_field, reads_logprobs = "workload.distillation.server", False
 
     def __init__(self, config: LanguageModel, seed: int) -> None:
         super().__init__(config, seed)
-        self.server = config.distillation.server
+        self.server, self.longest_made = config.distillation.server, config.data.length
 
     @property
     def updates_per_batch(self) -> int:
