@@ -145,7 +145,7 @@ class Preference(ReferenceBlock):
         return USUAL[stage] if self.loss is None else {str(name): weight for name, weight in self.loss.items()}
 
     def reads_others(self, stage: str) -> bool:
-        """Returns whether the reference reads a labelled answer's prompt before the step, with it and another one's."""
+        """Returns whether the reference reads each prompt before the step with its answer and with another one."""
         return stage == KTO and self.reference != "cached" and any(LOSSES[n].whole_batch for n in self.losses(stage))
 
     @property
