@@ -22,6 +22,7 @@ from drivetrain.generation.prepacked_weights import prepacked
 from drivetrain.generation.row_stores import CachedRows
 from drivetrain.generation.sampling import Choice
 from drivetrain.generation.short_step import ShortStep, short_step_of
+from drivetrain.memory.recompute import apply_recompute
 from tests.generation.small_models import KINDS, SIZE, model_of, prompts
 
 FORM = ("llama", "qwen2", "qwen3", "mistral")
@@ -232,6 +233,20 @@ def test_what_is_changed_in_a_model_after_the_step_was_made_holds(change: Callab
         close(found[1:], [after[None]], 1e-5)
     else:
         assert float((found[1] - before).abs().max()) > 0.01 * float(before.abs().max())
+
+
+@pytest.mark.parametrize("selective", [False, True])
+def test_a_model_that_recomputes_takes_it(selective: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As models that learn from their answers often do."""
+    model, counted = model_of("llama"), taken(monkeypatch)
+    apply_recompute(model, selective)
+    found, rows = logits_of_steps(model)
+    close(found, expected_of(model, rows), 1e-5)
+    assert counted[-12:] == [4] * 12
+    twice = model_of("llama")
+    twice.model.layers[0].forward = twice.model.layers[0].forward
+    apply_recompute(twice)
+    assert short_step_of(twice) is None, "what it recomputes may be another's code"
 
 
 def test_a_module_whose_forward_pass_was_replaced_is_not_passed_over() -> None:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.nn.modules import module as modules
 
 from drivetrain.generation.prepacked_weights import Joined, of_llamas_form
+from drivetrain.memory.recompute import does_as_its_class
 
 if TYPE_CHECKING:
     from drivetrain.generation.cache import RowCache
@@ -34,7 +35,8 @@ def short_step_of(model: nn.Module) -> ShortStep | None:
     if any(each.device.type != "cpu" or type(each) not in (nn.Parameter, Tensor) for each in model.parameters()):
         return None
     step = ShortStep(known)
-    return step if all(map(of_llamas_form, step.passed_over)) and step.is_possible() else None
+    is_own = all(map(of_llamas_form, step.passed_over)) and all(map(does_as_its_class, (model, *step.passed_over)))
+    return step if is_own and step.is_possible() else None
 
 
 class ShortStep:
@@ -48,10 +50,12 @@ class ShortStep:
         self._hooks = [hooks for each in self.passed_over for hooks in (each._forward_pre_hooks, each._forward_hooks)]
         # the model's own hooks, which the pass that the step is compared with has run; others may come later
         self._of_root = [(hooks, len(hooks)) for hooks in (model._forward_pre_hooks, model._forward_hooks)]
-        # what is read of the model, by the name under which it is found, and that no forward pass was replaced
+        # what is read of the model, by the name under which it is found, and forward passes that replace a class's
         holders = (model, inner.layers, *self.passed_over)
         within = [(each._modules, name, own) for each in holders for name, own in each._modules.items()]
-        own_code: list[tuple[dict[str, Any], str, Any]] = [(vars(each), "forward", None) for each in holders]
+        own_code: list[tuple[dict[str, Any], str, Any]] = [
+            (vars(each), "forward", vars(each).get("forward")) for each in holders
+        ]
         self._as_met = [*within, *own_code]
 
     def is_possible(self) -> bool:

@@ -44,6 +44,7 @@ KEPT_BY_NAME = {
     "flash_attn._flash_attn_varlen_forward.default",
 }
 _selective = WeakSet[TorchDispatchMode]()  # modes that see the operations of blocks which recompute selectively
+_of_classes = WeakSet[Callable[..., Any]]()  # forward passes that do what the block's class does, recomputed
 
 
 def apply_recompute(model: nn.Module, selective: bool = False, blocks: Sequence[nn.Module] | None = None) -> int:
@@ -58,8 +59,16 @@ def apply_recompute(model: nn.Module, selective: bool = False, blocks: Sequence[
         )
     for block in blocks:
         how: dict[str, Any] = {"context_fn": _selective_contexts} if selective else {}
-        block.forward = _recomputed(block.forward, how)
+        is_of_class, block.forward = "forward" not in vars(block), _recomputed(block.forward, how)
+        if is_of_class:
+            _of_classes.add(block.forward)
     return len(blocks)
+
+
+def does_as_its_class(module: nn.Module) -> bool:
+    """Returns whether the module's forward pass is its class's, recomputed or not, and no other in its place."""
+    forward = vars(module).get("forward")
+    return forward is None or forward in _of_classes
 
 
 def _recomputed(forward: Callable[..., Any], how: dict[str, Any]) -> Callable[..., Any]:
