@@ -265,7 +265,7 @@ def test_a_step_that_gives_other_logits_is_not_taken(
     with caplog.at_level(logging.INFO, local_forward.__name__):
         found, rows = logits_of_steps(model)
     close(found, expected_of(model, rows), 1e-5)
-    assert "gave other logits" in caplog.text
+    assert "has no short step: it gave other logits" in caplog.text
 
 
 def test_blocks_without_what_the_step_reads_go_on_without_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -275,7 +275,7 @@ def test_blocks_without_what_the_step_reads_go_on_without_it(caplog: pytest.LogC
     for block in model.model.layers:
         block.mlp.up = block.mlp._modules.pop("up_proj")
         block.mlp.forward = functools.partial(_mlp, block.mlp)
-    local_forward._SHORT_STEP_WORKS.pop(model)
+    local_forward._WORKS.pop(model)
     with caplog.at_level(logging.INFO, local_forward.__name__):
         again, _ = logits_of_steps(model)
     close(again, found, 1e-5)

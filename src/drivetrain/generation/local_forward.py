@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 CACHE_SHARE = 0.5  # of the memory that is free
-# model → whether its cache works, which is tried once, and not for each batch of answers of a training
-_CACHE_WORKS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-_SHORT_STEP_WORKS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+# model → whether its cache works, and its short step, which is tried once and not for each batch of a training
+_WORKS: WeakKeyDictionary[nn.Module, tuple[bool, bool]] = WeakKeyDictionary()
 TRIED_CELLS = 2**10  # room for their keys and values
 TRIED = ((3, 1, 4, 1, 5), (2, 7, 1))  # prompts of two lengths, with which a model's cache is tried
 
@@ -52,15 +51,15 @@ def stores_of(forward: Forward, model: Any, recorded_cells: int = 0) -> Callable
     from drivetrain.generation.cache import windows_of  # imports Transformers, as building its model did
 
     windows = windows_of(model.config) if is_whole(model) else None
-    if model not in _CACHE_WORKS:
-        stores = None if windows is None else (CachedRows(forward, model, windows), WholeRows(forward))
-        _CACHE_WORKS[model] = stores is not None and _agree(*stores, _tolerance(model))
-        if not _CACHE_WORKS[model]:
+    if model not in _WORKS:
+        _WORKS[model] = (False, False) if windows is None else _tried(forward, model, windows)
+        if not _WORKS[model][0]:
             LOG.warning("%s has no cache that works here: each token runs the whole sequence", type(model).__name__)
-    if windows is None or not _CACHE_WORKS[model]:
+    has_cache, has_step = _WORKS[model]
+    if windows is None or not has_cache:
         return WholeRows
     records = bool(recorded_cells) and _can_record(model) and fixed_steps_agree(forward, model, windows)
-    short = _short_step(forward, model, windows)
+    short = _step_of(model) if has_step else None
 
     def store(forward: Forward) -> RowStore:
         from drivetrain.generation.recorded_steps import RecordedSteps
@@ -84,25 +83,25 @@ def fixed_steps_agree(forward: Forward, model: Any, windows: Sequence[int | None
         return False
 
 
-def _short_step(forward: Forward, model: Any, windows: Sequence[int | None]) -> ShortStep | None:
-    """Returns the model's step in few calls, if there is one and it gives the logits of the model's own pass."""
+def _tried(forward: Forward, model: Any, windows: Sequence[int | None]) -> tuple[bool, bool]:
+    """Returns whether the model's cache gives the logits of whole sequences, and whether its short step does."""
+    whole, tolerance = WholeRows(forward), _tolerance(model)
+    try:
+        step = _step_of(model)
+        if step is not None and _agree(CachedRows(forward, model, windows, short=step), whole, tolerance):
+            return True, True
+        why = None if step is None else "it gave other logits"
+    except Exception as error:  # blocks of another version of Transformers
+        why = last_line(error)
+    if why is not None:
+        LOG.info("%s has no short step: %s", type(model).__name__, why)
+    return _agree(CachedRows(forward, model, windows), whole, tolerance), False
+
+
+def _step_of(model: Any) -> ShortStep | None:
     from drivetrain.generation.short_step import short_step_of
 
-    if not _SHORT_STEP_WORKS.get(model, True):
-        return None
-    try:
-        step = short_step_of(model)
-        if step is None or model in _SHORT_STEP_WORKS:
-            return step
-        stores = CachedRows(forward, model, windows, short=step), CachedRows(forward, model, windows)
-        why = None if _agree(*stores, _tolerance(model)) else "they gave other logits"
-    except Exception as error:  # blocks of another version of Transformers
-        step, why = None, last_line(error)
-    _SHORT_STEP_WORKS[model] = why is None
-    if why is not None:
-        LOG.info("%s takes no steps in few calls: %s", type(model).__name__, why)
-        return None
-    return step
+    return short_step_of(model)
 
 
 def _can_record(model: Any) -> bool:
@@ -125,7 +124,7 @@ def cells_of(model: Any) -> int:
     return max(1, int(CACHE_SHARE * free) // bytes_each)
 
 
-def _agree(cached: RowStore, whole: RowStore, tolerance: float) -> bool:
+def _agree(cached: CachedRows, whole: WholeRows, tolerance: float) -> bool:
     """Returns whether a store gives the logits of another for prompts of two lengths and a token behind each."""
     found = []
     for each in (cached.new(), whole.new()):
