@@ -1,13 +1,14 @@
 """A step that continues all rows of a cache by a token in few calls, for models of Llama's form on a CPU.
 
 A step of few rows on a CPU computes for a moment and spends the rest of its time on the way there: Transformers'
-modules make some fifty calls a block, each of them of a few microseconds, whatever the size of the model. The form of
-Llama's blocks (Touvron et al. 2023, "LLaMA") is known, and takes a third of the calls: queries, keys and values are one
-product (`prepacked_weights`), a norm is one operation, and queries and keys are rotated together. Layers that multiply
-are called as modules, so that adapters and quantised weights go on as they are.
+modules make some 150 calls of PyTorch a block, each of a few microseconds, whatever the size of the model. The form of
+Llama's blocks (Touvron et al. 2023, "LLaMA") is known, and takes half of them: queries, keys and values are one product
+(`prepacked_weights`), a norm is one call, and queries and keys are rotated together. Layers that multiply are called as
+modules, so that adapters and quantised weights go on as they are.
 
 A model is taken only if its classes are Transformers' own and no hook hangs on what is passed over; and only after the
-step gave the logits of the model's own pass once (`local_forward.stores_of`).
+step gave the logits of the model's own pass once (`local_forward.stores_of`). Where a hook or another part comes later,
+the model's own pass is taken again.
 """
 
 from __future__ import annotations
