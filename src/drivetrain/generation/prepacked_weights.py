@@ -21,15 +21,14 @@ from torch import Tensor, nn
 
 from drivetrain.errors import last_line
 from drivetrain.memory.limit import attainable_memory
+from drivetrain.models.llama_form import of_llamas_form
 
 LOG = logging.getLogger(__name__)
 SHARE = 0.25  # of the memory that is free, which the copies may take
 LEAST = 2**16  # numbers of a weight: smaller ones stay in a core's cache as they are
 ROWS = 64  # that the order is chosen for; others are about as quick with it
-FORM = ("llama", "mistral", "qwen2", "qwen3")  # Transformers' models with Llama's blocks
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # of such blocks: they multiply the same input
 DTYPES = (torch.float32, torch.bfloat16)
-MODULES = frozenset(f"transformers.models.{name}.modeling_{name}" for name in FORM)
 Key = tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]  # addresses, shapes and strides of weights
 
 
@@ -86,11 +85,6 @@ class Joined:
             if found is not None:
                 return found
         return torch.cat([layer(given) for layer in self._layers], -1)
-
-
-def of_llamas_form(module: nn.Module) -> bool:
-    """Returns whether it is a module of Transformers' own code for a model with Llama's blocks."""
-    return type(module).__module__ in MODULES
 
 
 def _products(model: nn.Module) -> Iterator[tuple[list[nn.Module], list[Tensor]]]:

@@ -13,6 +13,7 @@ the model's own pass is taken again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as modules
 
-from drivetrain.generation.prepacked_weights import Joined, of_llamas_form
+from drivetrain.generation.prepacked_weights import Joined
 from drivetrain.memory.recompute import does_as_its_class
+from drivetrain.models.llama_form import of_llamas_form
+from drivetrain.models.read_places import waiting_hooks
 
 if TYPE_CHECKING:
     from drivetrain.generation.cache import RowCache
@@ -48,9 +51,9 @@ class ShortStep:
         self._blocks = [_Block(each) for each in inner.layers[: model.config.num_hidden_layers]]
         parts = [part for each in inner.layers for part in (each, each.self_attn, each.mlp)]
         self.passed_over: list[nn.Module] = [inner, *parts]
-        self._hooks = [hooks for each in self.passed_over for hooks in (each._forward_pre_hooks, each._forward_hooks)]
-        # the model's own hooks, which the pass that the step is compared with has run; others may come later
-        self._of_root = [(hooks, len(hooks)) for hooks in (model._forward_pre_hooks, model._forward_hooks)]
+        # hooks that do nothing here, and the model's own, which the pass that the step is compared with has run
+        self._hooks = [(_hooks_of(each), waiting_hooks(each)) for each in self.passed_over]
+        self._hooks.append((_hooks_of(model), sum(map(len, _hooks_of(model)))))
         # what is read of the model, by the name under which it is found, and forward passes that replace a class's
         holders = (model, inner.layers, *self.passed_over)
         within = [(each._modules, name, own) for each in holders for name, own in each._modules.items()]
@@ -62,9 +65,9 @@ class ShortStep:
     def is_possible(self) -> bool:
         """Returns whether nothing that the model does now is left out: dropout, a hook, or a part in another's
         place."""
-        if self._root.training or any(self._hooks) or modules._has_any_global_hook():
+        if self._root.training or modules._has_any_global_hook():
             return False
-        if any(len(hooks) != count for hooks, count in self._of_root):
+        if any(len(before) + len(behind) != known for (before, behind), known in self._hooks):
             return False
         return all(held.get(name) is own for held, name, own in self._as_met)
 
@@ -82,6 +85,10 @@ class ShortStep:
             hidden = block(hidden, turns, seen, cache.layers[number])
         logits: Tensor = self._head(self._norm(hidden))
         return logits[:, -1]
+
+
+def _hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
+    return module._forward_pre_hooks, module._forward_hooks
 
 
 class _Block:

@@ -29,6 +29,7 @@ from drivetrain.models.fused_loss import (
     linear_cross_entropy_sum,
 )
 from drivetrain.models.language_options import evaluating, output_layer
+from drivetrain.models.read_places import read_alone
 
 Wanted = Literal["logits", "loss", "losses", "predictions"]
 
@@ -76,6 +77,11 @@ class _Current:
 
     call: _Call | None = None
 
+    def read(self) -> tuple[torch.Size, Tensor] | None:
+        """Returns the shape of the batch and the places that are read; None where all are."""
+        call = self.call
+        return None if call is None or call.places is None else (call.shape, call.places)
+
     def __deepcopy__(self, memo: Any) -> _Current:
         del memo
         return self
@@ -98,6 +104,8 @@ class TargetHead:
             self.fallback = f"{type(model).__name__} names no layer that gives its logits: all of them are computed"
             return
         head.register_forward_pre_hook(self._select, with_kwargs=True)
+        if not before:
+            read_alone(model, self.current.read)
         wants = fused is True or (fused == "auto" and vocabulary_of(head) >= AUTO_FROM)
         if wants:
             self.fallback = _why_not_fused(model, head)

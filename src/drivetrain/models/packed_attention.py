@@ -33,6 +33,7 @@ from drivetrain.memory.transfers import on_host, remember, sent
 from drivetrain.models import packed_kernels
 from drivetrain.models.packing_trial import Windows, tried, why_not, why_not_tried
 from drivetrain.models.planned_device import kind_of_device, planned_machine
+from drivetrain.models.read_places import at_places, keys_seen, places_read
 from drivetrain.models.sequence_operator import attend_apart
 from drivetrain.models.usual_attention import is_half_on_cpu, one_by_one, usual
 
@@ -69,6 +70,11 @@ class PackedAttention:
             return usual(module, query, key, value, mask, how), None
         if asked:
             raise RunError(f"packed sequences: {type(module).__name__} asks for {', '.join(asked)} in its attention")
+        read = places_read(module, query.shape[::2]) if looks_back and not dropout else None
+        if read is not None:
+            seen = keys_seen(attention_mask, read, window)
+            found = usual(module, query.index_select(2, read), key, value, seen[None, None], how)
+            return at_places(found[0], read, query.shape[::2]), None
         if _is_on_gpu(query) or kind_of_device(query) == "cuda":  # the second: one that is planned for
             query, key, value = _as_autocast_would(query, key, value)
             return self._on_gpu(module, query, key, value, attention_mask, looks_back, how), None

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from drivetrain.models.packed_attention import PackedAttention, use_packed_attention
+from drivetrain.models.read_places import read_alone
 
 HEAD = "score"
 
@@ -28,20 +30,33 @@ def use_packed_scores(model: Any, choice: str, warn: Callable[[str], None]) -> P
         return None
     packed = use_packed_attention(language, choice, warn)
     if packed is not None:
-        model.forward = MethodType(_scoring(type(model).forward), model)
+        read = _Ends()
+        read_alone(language, lambda: read.now)
+        model.forward = MethodType(_scoring(type(model).forward, read), model)
     return packed
 
 
-def _scoring(usual: Callable[..., Any]) -> Callable[..., Any]:
+class _Ends:
+    """What the pass that runs now reads (`read_places`). Copies of a model share it: one of them runs at a time."""
+
+    now: tuple[torch.Size, Tensor] | None = None
+
+
+def _scoring(usual: Callable[..., Any], read: _Ends) -> Callable[..., Any]:
     from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
     @functools.wraps(usual)
     def forward(model: Any, *args: Any, ends: Tensor | None = None, **inputs: Any) -> Any:
         if ends is None:
             return usual(model, *args, **inputs)
-        hidden = getattr(model, model.base_model_prefix)(*args, **inputs).last_hidden_state
-        read = hidden[0].index_select(0, ends)
-        read = model.dropout(read) if hasattr(model, "dropout") else read  # of a token classifier
-        return SequenceClassifierOutputWithPast(logits=getattr(model, HEAD)(read))
+        if "input_ids" in inputs:
+            read.now = inputs["input_ids"].shape, ends
+        try:
+            hidden = getattr(model, model.base_model_prefix)(*args, **inputs).last_hidden_state
+        finally:
+            read.now = None
+        found = hidden[0].index_select(0, ends)
+        found = model.dropout(found) if hasattr(model, "dropout") else found  # of a token classifier
+        return SequenceClassifierOutputWithPast(logits=getattr(model, HEAD)(found))
 
     return forward
