@@ -180,6 +180,18 @@ def test_a_block_that_recomputes_computes_every_place() -> None:
     assert_same(found, gradients(other, heads[1].loss_sum(other, {"input_ids": ids}, targets)))
 
 
+def test_a_block_that_drops_out_computes_every_place_while_it_trains() -> None:
+    model = build()
+    block = model.model.layers[-1]
+    block.mlp.down_proj = nn.Sequential(nn.Dropout(0.5), block.mlp.down_proj)
+    head = TargetHead(model, False)
+    ids = torch.arange(1, 13)[None]
+    for mode, expected in ((model.train(), 12), (model.eval(), 4)):
+        with places_computed(mode, "gate_proj") as computed:
+            head.loss_sum(mode, {"input_ids": ids}, targets_of(ids[0], 3)[None])
+        assert computed == [[12], [expected]]
+
+
 def test_a_copy_reads_what_is_asked_of_it_and_what_is_undone_reads_everything() -> None:
     model = build()
     head = TargetHead(model, False)

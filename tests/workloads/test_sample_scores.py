@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from drivetrain.compare.evaluations import interval
+from drivetrain.compare.scores import read_scores
 from drivetrain.training.evaluation import scores_of
 from drivetrain.workloads.base import Outputs
-from drivetrain.workloads.metrics import Accuracy
+from drivetrain.workloads.metrics import Accuracy, MeanOfColumn
 from drivetrain.workloads.sample_scores import SampleScores, in_order, write_scores
 from drivetrain.workloads.user_task import Binary
 
@@ -91,3 +93,27 @@ def test_samples_of_several_labels_have_no_answer_of_one_class() -> None:
     accuracy.update(predictions, targets)
     assert accuracy.compute() == 0.75, "over all labels, as before"
     assert task.compared(output[:, :1], output[:, :1])[0].shape == (2,)
+
+
+def test_means_of_columns_are_kept_sample_by_sample_in_the_order_of_the_data(tmp_path: Path) -> None:
+    metrics = {
+        "reward_accuracy": MeanOfColumn(0, True),
+        "reward_desirable": MeanOfColumn(1, True, weight=2),
+        "teacher_agreement": MeanOfColumn(0, True, by_sample=False),  # over tokens, which are no samples
+    }
+    # of 30 pairs 20 are right; every second one counts for the other metric
+    rows = torch.tensor([[float(n < 20), float(n) * (n % 2), float(n % 2)] for n in range(30)])
+    ranks = [scores_of(cast(Any, SimpleNamespace(metrics=lambda: metrics))) for _ in range(2)]
+    for number, part in enumerate(rows.split(5)):
+        outputs = Outputs(part.sum(), 5, part, part)
+        ranks[number % 2].add(torch.tensor([[1.0, 5.0], [1.0, 5.0]], dtype=torch.float64), outputs)
+    write_scores(in_order([(number, each.parts()) for number, each in enumerate(ranks)]), tmp_path / "scores.npz")
+    assert read_scores(tmp_path / "scores.npz", "teacher_agreement") is None
+    right = read_scores(tmp_path / "scores.npz", "reward_accuracy")
+    assert right is not None
+    assert right.sums.tolist() == rows[:, 0].tolist()
+    # Wilson's interval of 20 of 30, as statsmodels' proportion_confint(20, 30, method="wilson") gives it
+    assert interval(right) == pytest.approx([0.48780, 0.80769], abs=1e-5)
+    desirable = read_scores(tmp_path / "scores.npz", "reward_desirable")
+    assert desirable is not None
+    assert desirable.sums.sum() / desirable.counts.sum() == pytest.approx(float(np.arange(1, 30, 2).mean()))

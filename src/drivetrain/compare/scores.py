@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from drivetrain.workloads.sample_scores import ANSWERS
+from drivetrain.workloads.sample_scores import ANSWERS, MEANS
 
 FEWEST_UNITS = 3  # a deviation of two is a guess
 
@@ -62,16 +62,16 @@ def variance_of_difference(one: Scores, other: Scores) -> float:
 
 
 def read_scores(path: Path, metric: str) -> Scores | None:
-    """Reads the units of `accuracy`, `loss` or a mean over answers; None for other metrics, and if the run left none
-    that can be used."""
+    """Reads the units of `accuracy`, `loss`, or of a metric that is a mean over samples or answers; None for other
+    metrics, and if the run left none that can be used."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
             samples = str(kept["references" if ANSWERS + metric in kept else "samples"])
             if metric == "accuracy":
                 sums = kept["right"].astype(np.float64)
                 counts = np.ones_like(sums)
-            elif metric == "loss":
-                sums, counts = kept["loss"].T
+            elif metric == "loss" or MEANS + metric in kept:
+                sums, counts = kept["loss" if metric == "loss" else MEANS + metric].T
             else:
                 sums = kept[ANSWERS + metric]
                 counts = np.ones_like(sums)

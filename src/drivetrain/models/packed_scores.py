@@ -37,7 +37,8 @@ def use_packed_scores(model: Any, choice: str, warn: Callable[[str], None]) -> P
 
 
 class _Ends:
-    """What the pass that runs now reads (`read_places`). Copies of a model share it: one of them runs at a time."""
+    """Holds what the pass that runs now reads (`read_places`). Copies of a model share it: one of them runs at a
+    time."""
 
     now: tuple[torch.Size, Tensor] | None = None
 

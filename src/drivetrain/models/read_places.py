@@ -6,8 +6,8 @@ feed-forward part, and the product behind its attention, get the places that are
 their outputs return to where they belong; elsewhere the block adds nothing. Where few places are read, attention has
 their queries alone too (`packed_attention`).
 
-A block that recomputes, or is compiled, computes every place: it runs again when nobody knows any more what was read,
-or would be compiled apart from the others (`compute_every_place`).
+A block that recomputes, is compiled or drops out computes every place: it runs again when nobody knows any more what was
+read, would be compiled apart from the others (`compute_every_place`), or draws for each place.
 """
 
 from __future__ import annotations
@@ -40,12 +40,16 @@ class ReadPlaces:
         if torch.compiler.is_compiling() or "forward" in vars(self._block):  # the second: it recomputes
             return None
         found = self._read()
-        return None if found is None or found[0] != shape else found[1]
+        return None if found is None or found[0] != shape or _drops_out(self._block) else found[1]
 
     def few_of(self, shape: torch.Size) -> Tensor | None:
         """Returns them where a single row is read at few places."""
         places = self.of(shape)
         return places if places is not None and shape[0] == 1 and len(places) * FEW <= shape[1] else None
+
+
+def _drops_out(block: nn.Module) -> bool:
+    return block.training and any(isinstance(each, nn.Dropout) and each.p > 0 for each in block.modules())
 
 
 class _Part:

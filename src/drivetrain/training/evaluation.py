@@ -24,7 +24,7 @@ from drivetrain.training.mixture_report import mixture_report
 from drivetrain.training.progress import Progress
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.generating import JudgesAnswers
-from drivetrain.workloads.metrics import Accuracy
+from drivetrain.workloads.metrics import Accuracy, MeanOfColumn
 from drivetrain.workloads.sample_scores import SampleScores, in_order, write_scores
 
 LOG = logging.getLogger(__name__)
@@ -172,10 +172,13 @@ def write_gathered(
 
 def scores_of(workload: Workload) -> SampleScores:
     """Returns what takes the scores of a workload's evaluation samples."""
-    accuracy = workload.metrics().get("accuracy")
+    metrics = workload.metrics()
+    columns = {name: metric for name, metric in metrics.items() if isinstance(metric, MeanOfColumn)}
+    means = {name: metric for name, metric in columns.items() if metric.by_sample}
+    accuracy = metrics.get("accuracy")
     if not isinstance(accuracy, Accuracy):
-        return SampleScores(by_class=False)
-    return SampleScores(by_class=True, ignored=accuracy.ignored)
+        return SampleScores(by_class=False, means=means)
+    return SampleScores(by_class=True, ignored=accuracy.ignored, means=means)
 
 
 def evaluation_cuts(workload: Workload, bound: int, part: range | None = None) -> list[range]:

@@ -93,7 +93,8 @@ class DistillationWorkload(LanguageModelWorkload):
     def metrics(self) -> Mapping[str, Metric]:
         """Returns token_accuracy; sft_loss and teacher_loss, the cross-entropy of the data's tokens under model and
         teacher; teacher_agreement, the share of targets at which both hold the same token likeliest."""
-        return {name: MeanOfColumn(number, higher) for number, (name, higher) in enumerate(COLUMNS.items())}
+        columns = enumerate(COLUMNS.items())
+        return {name: MeanOfColumn(number, higher, by_sample=False) for number, (name, higher) in columns}
 
     def derived(self, values: Mapping[str, float]) -> dict[str, float]:
         """Returns perplexity: exp of sft_loss."""

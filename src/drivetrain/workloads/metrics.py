@@ -88,17 +88,24 @@ class Accuracy(Summed):
 
 class MeanOfColumn(Summed):
     """Mean over samples of one column of the predictions, (B, columns). weight: the column that counts samples; None:
-    each counts."""
+    each counts. by_sample: False where rows are tokens, which do not vary by themselves."""
 
-    def __init__(self, column: int, higher_is_better: bool | None, weight: int | None = None) -> None:
+    def __init__(
+        self, column: int, higher_is_better: bool | None, weight: int | None = None, by_sample: bool = True
+    ) -> None:
         super().__init__(2)
+        self.by_sample = by_sample
         self._column, self._weight, self.higher_is_better = column, weight, higher_is_better
+
+    def of_each(self, predictions: Tensor) -> Tensor:
+        """Returns each sample's value and weight, (B, 2) float64."""
+        values = predictions[:, self._column].double()
+        counted = torch.ones_like(values) if self._weight is None else predictions[:, self._weight].double()
+        return torch.stack([values, counted], 1)
 
     def _summed(self, predictions: Tensor, targets: Tensor) -> Tensor:
         del targets
-        values = predictions[:, self._column].double()
-        counted = torch.ones_like(values) if self._weight is None else predictions[:, self._weight].double()
-        return torch.stack([values.sum(), counted.sum()])
+        return self.of_each(predictions).sum(0)
 
     def _value(self, sums: Tensor) -> Tensor:
         return sums[0] / sums[1].clamp(min=1)
