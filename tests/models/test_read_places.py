@@ -186,9 +186,9 @@ def test_a_block_that_drops_out_computes_every_place_while_it_trains() -> None:
     block.mlp.down_proj = nn.Sequential(nn.Dropout(0.5), block.mlp.down_proj)
     head = TargetHead(model, False)
     ids = torch.arange(1, 13)[None]
-    for mode, expected in ((model.train(), 12), (model.eval(), 4)):
-        with places_computed(mode, "gate_proj") as computed:
-            head.loss_sum(mode, {"input_ids": ids}, targets_of(ids[0], 3)[None])
+    for trains, expected in ((True, 12), (False, 4)):
+        with places_computed(model.train(trains), "gate_proj") as computed:
+            head.loss_sum(model, {"input_ids": ids}, targets_of(ids[0], 3)[None])
         assert computed == [[12], [expected]]
 
 
