@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from drivetrain.cli.arguments import TrustOption, checkpoint_here, here, path_option
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from drivetrain.launch.prepare import Checked
 
 Row = dict[str, Any]
+LABELS = ("data", "model", "step")  # the columns that say which evaluation a row is
 
 
 def evaluate(
@@ -110,7 +113,8 @@ def _print(done: Sequence[Evaluation], as_json: bool) -> None:
     if as_json:
         typer.echo(dumps({"rows": rows}, indent=2))
     else:
-        wide(screen).print(_table(rows))
+        console = wide(screen)
+        console.print(_table(rows, console))
         _print_notes(rows)
     if any(row["failure"] for row in rows):
         raise typer.Exit(1)
@@ -123,27 +127,44 @@ def _start(ready: Checked, checkpoint: str, scores: Path) -> Result:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    """Returns a table of the metrics, with a column of differences after each metric that has some."""
+def _table(rows: Sequence[Row], console: Console) -> Table:
+    """Returns a table of the metrics: a row of each evaluation, with a column of differences after each metric that has
+    some; where the console is too narrow for that, a row of each metric."""
+    lines = _lines(rows)
+    across = _drawn(lines)
+    unbounded = console.options.update(width=10_000)
+    if Measurement.get(console, unbounded, across).maximum <= console.width:
+        return across
+    return _drawn([list(line) for line in zip(*lines, strict=True)])
+
+
+def _drawn(lines: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for number, name in enumerate(lines[0]):
+        table.add_column(escape(name), justify="left" if number == 0 or name in LABELS else "right", overflow="fold")
+    for line in lines[1:]:
+        table.add_row(*map(escape, line))
+    return table
+
+
+def _lines(rows: Sequence[Row]) -> list[list[str]]:
+    """Returns the table's cells, the names of its columns first."""
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
     differing = {name for row in rows for name in row["differences"]}
     by_data = any(row["data"] is not None for row in rows)
     by_step = any(row["checkpoint"] or row["failure"] for row in rows)
-    table = Table(*(["data"] if by_data else []), "model", *(["step"] if by_step else []), box=None, pad_edge=False)
-    table.add_column("samples", justify="right")
+    head = [*(["data"] if by_data else []), "model", *(["step"] if by_step else []), "samples"]
     for name in names:
-        table.add_column(escape(name), justify="right")
-        if name in differing:
-            table.add_column("difference", justify="right")
+        head += [name, "difference"] if name in differing else [name]
+    lines = [head]
     for row in rows:
-        cells = [row["data"]] if by_data else []
-        cells += [row["model"], *([_step(row)] if by_step else [])]
-        cells += ["" if row["samples"] is None else f"{row['samples']:,}"]
+        cells = [*([row["data"]] if by_data else []), row["model"], *([_step(row)] if by_step else [])]
+        cells.append("" if row["samples"] is None else f"{row['samples']:,}")
         for name in names:
             cells.append(_value(row, name))
             cells += [_difference(row["differences"].get(name))] if name in differing else []
-        table.add_row(*map(escape, map(str, cells)))
-    return table
+        lines.append([str(cell) for cell in cells])
+    return lines
 
 
 def _step(row: Row) -> str:

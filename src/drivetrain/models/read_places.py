@@ -6,8 +6,8 @@ feed-forward part, and the product behind its attention, get the places that are
 their outputs return to where they belong; elsewhere the block adds nothing. Where few places are read, attention has
 their queries alone too (`packed_attention`).
 
-A block that recomputes, is compiled or drops out computes every place: it runs again when what was read is not known any
-more, would be compiled apart from the others (`compute_every_place`), or draws for each place.
+A block that recomputes, is compiled or drops out computes every place: it runs again when what was read is not known
+any more, would be compiled apart from the others (`compute_every_place`), or draws for each place.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Read = Callable[[], tuple[torch.Size, Tensor] | None]
 
 
 class ReadPlaces:
-    """Tells what the pass that runs now reads of the block. read: gives the shape of its batch, (B, T), and the places in the
-    flattened batch, (N,) int64; None where every place is read."""
+    """Tells what the pass that runs now reads of the block. read: gives the shape of its batch, (B, T), and the places
+    in the flattened batch, (N,) int64; None where every place is read."""
 
     def __init__(self, read: Read, block: nn.Module) -> None:
         self._read, self._block = read, block
