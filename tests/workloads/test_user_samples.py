@@ -51,3 +51,17 @@ def test_plain_data_are_simply_looked_up(data: Any) -> None:
     samples = UserSamples(data, "sample", seed=0)
     assert [samples.load(i, 0) for i in range(len(samples))] == [1, 2]
     assert list(samples.names) == ["sample 0", "sample 1"]
+
+
+def test_what_a_data_set_raises_tells_which_sample_it_was() -> None:
+    class Broken(Augmented):
+        def __getitem__(self, index: int) -> tuple[float, float, float]:
+            if index == 3:
+                raise ValueError("no such picture")
+            return super().__getitem__(index)
+
+    samples = UserSamples(Broken(), "sample", seed=1)
+    samples.load(2, epoch=0)
+    with pytest.raises(ValueError, match="no such picture") as raised:
+        samples.load(3, epoch=0)
+    assert raised.value.__notes__ == ["It was raised for sample 3 of the Broken."]

@@ -37,10 +37,15 @@ class UserSamples:
         return RowNames(range(len(self)), self._called)
 
     def load(self, index: int, epoch: int) -> Any:
-        if not self._may_draw:
-            return self._data[index]
-        with seeded(counter_bits(self._seed, epoch, index)):
-            return self._data[index]
+        """Returns a sample. What the data set raises tells by a note which one it was."""
+        try:
+            if not self._may_draw:
+                return self._data[index]
+            with seeded(counter_bits(self._seed, epoch, index)):
+                return self._data[index]
+        except Exception as error:
+            error.add_note(f"It was raised for {self._called} {index} of the {type(self._data).__name__}.")
+            raise
 
 
 def training_samples(file: UserFile, seed: int) -> UserSamples | UserStream:
