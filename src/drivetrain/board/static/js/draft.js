@@ -1,5 +1,4 @@
-// The run file that is being written. Its YAML text is the truth, into which the server writes what the form changes,
-// and keeps comments.
+// The run file that is being written: its YAML text, into which the server writes what the form changes.
 import { get, part, post, Store } from "./base.js";
 
 const WAIT = 250; // milliseconds without a change, after which the text is checked
@@ -206,7 +205,7 @@ export function asText(value) {
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
-// Returns the value that a typed text means for a field. What it cannot mean stays a text, for the checker to refuse.
+// Returns the value that a typed text means for a field, or the text, for the checker to refuse.
 export function fromText(field, text) {
   const trimmed = text.trim();
   if (field.type === "integer" || field.type === "number") return numberOr(trimmed);

@@ -36,7 +36,7 @@ function Rest({ name, fields, shown }) {
     ${open ? html`<div class="fields" style=${{ marginTop: ".8rem" }}>${fields.map(shown)}</div>` : null}</details>`;
 }
 
-// A block is a switch where it may be absent, and a value of its own where it may be a list; else its fields stand for it.
+// A block is a switch where it may be absent, and a value where it may be a list; else its fields stand for it.
 const isListed = (field) => field.type !== "block" || field.many || (field.nullable && !field.present);
 
 // Returns whether the blocks around a field are in the run.
@@ -140,7 +140,7 @@ function Options({ field, own, standing, change, common }) {
     ${field.choices.map((each) => html`<option value=${asText(each)}>${asText(each)}</option>`)}</select>`;
 }
 
-// A text control keeps what is typed while it has the focus, so that a check that comes back does not overwrite it.
+// A text control keeps what is typed while it has the focus, whatever a check brings back.
 function Typed({ field, own, standing, change, common }) {
   const [typed, setTyped] = useState(null);
   const shown = typed ?? asText(own);

@@ -121,7 +121,7 @@ export const logTongue = () => (language.value === "en" ? undefined : "en");
 export const locale = () => TAGS[language.value];
 
 function remember(name) {
-  try { localStorage.setItem("language", name); } catch { /* storage is closed to the page: the choice lasts until a reload */ }
+  try { localStorage.setItem("language", name); } catch { /* the choice lasts until a reload */ }
 }
 
 function recall() {

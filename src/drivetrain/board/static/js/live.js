@@ -1,5 +1,5 @@
-// What changes on the server, over one event stream a browser: one tab holds it and passes events on to the others,
-// because a browser opens six connections to a host, and eight tabs would wait for one another.
+// What changes on the server, over one event stream a browser, which one tab holds and passes on: a browser opens six
+// connections to a host.
 import { html, Store, useStore } from "./base.js";
 import { t } from "./language.js";
 

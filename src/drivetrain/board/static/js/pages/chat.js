@@ -170,7 +170,7 @@ function useTalk(model, ofBase, settings, system, tools) {
   return { ready, busy, messages, asks, send, stop: () => busy?.abort(), clear: () => setMessages([]) };
 }
 
-// Returns the function call whose result the model waits for: the first one without a result since the last answer.
+// Returns the first function call without a result since the last answer.
 function awaited(messages) {
   const last = messages.findLastIndex((each) => each.role === "assistant");
   const given = messages.slice(last + 1).map((each) => each.call?.id);

@@ -108,7 +108,7 @@ function Start({ draft, state, me, find }) {
     ${error ? html`<${Failure} error=${error} />` : null}`;
 }
 
-// The GPUs that a run may have, where there are several; none of them ticked stands for any that is free.
+// The GPUs that a run may have, of several; none ticked: any that is free.
 function Devices({ chosen, choose }) {
   const { queue } = useStore(live);
   const gpus = queue?.devices.filter((each) => each.id !== "cpu") ?? [];
@@ -237,7 +237,7 @@ function Rows({ of }) {
 
 const Tokens = ({ of }) => html`<div class="tokens" tabindex="0">${of.map((each) => (each.trained ? html`<mark>${each.text}</mark>` : html`<span>${each.text}</span>`))}</div>`;
 
-// Imports configurations of other software: begins a new run with what they become, and lists each key's fate.
+// Begins a new run with configurations of other software, and lists each key's fate.
 
 const SHOWN = ["changed", "refused", "later"]; // fates that a user has to look at; the others are folded
 
