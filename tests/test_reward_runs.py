@@ -70,6 +70,22 @@ def test_a_run_reports_its_rewards_and_every_answer(drivetrain: Command, tmp_pat
     assert "answer" in (tmp_path / "rows.csv").read_text().splitlines()[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "why"), [("nothing", "scores has no nothing"), ("needs_more", "missing a required argument: 'solution'")]
+)
+def test_check_and_train_refuse_a_function_that_cannot_be_called_and_leave_no_folder(
+    drivetrain: Command, tmp_path: Path, name: str, why: str
+) -> None:
+    path = run_file(tmp_path, rewards=["exact_match", f"tests.rewards.scores:{name}"])
+    for verb in (("check",), ("train", "--quiet")):
+        code, out, err = drivetrain(*verb, str(path))
+        assert code == 2
+        assert why in " ".join(err.split())
+        assert "workload.reinforcement.rewards.1.use" in err
+        assert "nothing would be refused" not in out
+        assert not (tmp_path / "run").exists()
+
+
 def test_a_reward_that_fails_always_ends_the_run_with_its_reason(drivetrain: Command, tmp_path: Path) -> None:
     path = run_file(tmp_path, rewards=[{"use": "regex", "options": {"pattern": "("}}])
     code, _, err = drivetrain("train", str(path), "--quiet")

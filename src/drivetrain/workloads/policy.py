@@ -156,6 +156,9 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
+    def start_processes(self) -> None:
+        self._rewarding.start()
+
     def make_samples(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> Sequence[Sequence[Any]]:
         passes.once(self._rewarding.start)
         each, count = self._each, len(prompts)
