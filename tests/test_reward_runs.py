@@ -65,6 +65,8 @@ def test_a_run_reports_its_rewards_and_every_answer(drivetrain: Command, tmp_pat
     assert made[0]["metrics"]["reward"] == pytest.approx(sum(first) / 12)
     [evaluated] = [each["metrics"] for each in events if each["event"] == "evaluation"]
     assert evaluated["loss"] == -evaluated["reward"] == -evaluated["reward_counted"]
+    answers = json.loads((tmp_path / "run" / "report.json").read_text())["answers"]
+    assert (answers["first_reward"], answers["reward"]) == tuple(each["metrics"]["reward"] for each in made)
     code, _, err = drivetrain("predict", str(tmp_path / "run.yaml"), "--output", str(tmp_path / "rows.csv"))
     assert code == 0, err
     assert "answer" in (tmp_path / "rows.csv").read_text().splitlines()[0]

@@ -45,6 +45,7 @@ def report_table(report: RunReport) -> Table:
         "sent a step": _sent(report),
         "stages wait": _waiting(report),
         **{name: f"{value:.4f}" for name, value in report.metrics.items()},
+        "answers": report.answered,
         "chance": escape(report.chance),
         "planned": "" if report.planned is None else escape(report.planned.way),
         "departs from its plan": escape("\n".join(report.departures)),

@@ -44,6 +44,7 @@ class RunReport(BaseModel):
     # whether more is better, of metrics of which that is known; None: an earlier version wrote the report
     directions: dict[str, bool] | None = None
     best: dict[str, Any] | None  # step, metric, value, higher_is_better
+    answers: dict[str, float] = {}  # that were learned from: batches, reward, first_reward, groups_without_signal
     terms: dict[str, float] = {}  # of a loss of several terms, the mean of each at the last point of the curve
     mixture: list[dict[str, Any]] = []  # of each data set: name, samples, share, and its last evaluation
 
@@ -110,6 +111,7 @@ class RunReport(BaseModel):
             "precision": self.precision + (" (emulated)" if self.emulated else ""),
             "engine": self.engine + (f" on {len(self.ranks)} ranks" if len(self.ranks) > 1 else ""),
             **{name: f"{value:.4f}" for name, value in self.metrics.items()},
+            **({"answers": self.answered} if self.answers else {}),
             **({"chance": self.chance} if self.is_chance else {}),
             **({"departs from its plan": "; ".join(self.departures)} if self.departures else {}),
             **({"best": f"{best['metric']} {best['value']:.4f} at step {best['step']}"} if best else {}),
@@ -129,6 +131,17 @@ class RunReport(BaseModel):
         escaped = ((html.escape(name), html.escape(text)) for name, text in self.summary().items())
         rows = "".join(f"<tr><th style='text-align:left'>{name}</th><td>{text}</td></tr>" for name, text in escaped)
         return f"<table><caption>{html.escape(self.name)}</caption>{rows}</table>"
+
+    @property
+    def answered(self) -> str:
+        """A sentence about the rewards of the answers that the model learned from; empty for a run that made none."""
+        if not self.answers:
+            return ""
+        size, share = int(self.answers["batches"]), self.answers.get("groups_without_signal")
+        last, first = ("", "") if size == 1 else (f" {size} batches", f" {size}")
+        found = f"reward {self.answers['reward']:.4f} in the last{last or ' batch'}, "
+        found += f"{self.answers['first_reward']:.4f} in the first{first}"
+        return found if share is None else f"{found}; {share:.0%} of the last groups without signal"
 
     @property
     def flops_share(self) -> float | None:

@@ -134,6 +134,10 @@ class MakesSamples(Workload):
         """Returns the report on the samples that were made last; None where there is nothing to report."""
         return None
 
+    def rollout_means(self) -> dict[str, float]:
+        """Returns means over the newest batches of samples, for the run's report; empty where there are none."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         return {} if self.made_at is None else {"made_at": self.made_at, "made": self.made}
 

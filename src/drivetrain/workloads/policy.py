@@ -269,6 +269,9 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         lines = [words_of(each, self.decoded) for each in self.made]
         return Rollout(self._history.newest, lines, self._history.warnings())
 
+    def rollout_means(self) -> dict[str, float]:
+        return self._history.means()
+
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "history": self._history.state_dict()}
 
