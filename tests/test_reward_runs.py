@@ -82,7 +82,7 @@ def test_check_and_train_refuse_a_function_that_cannot_be_called_and_leave_no_fo
     for verb in (("check",), ("train", "--quiet")):
         code, out, err = drivetrain(*verb, str(path))
         assert code == 2
-        assert why in " ".join(err.split())
+        assert why in err
         assert "workload.reinforcement.rewards.1.use" in err
         assert "nothing would be refused" not in out
         assert not (tmp_path / "run").exists()
@@ -92,7 +92,21 @@ def test_a_reward_that_fails_always_ends_the_run_with_its_reason(drivetrain: Com
     path = run_file(tmp_path, rewards=[{"use": "regex", "options": {"pattern": "("}}])
     code, _, err = drivetrain("train", str(path), "--quiet")
     assert code == 1
-    assert "the reward regex failed for all 12 answers" in " ".join(err.split())
+    assert "the reward regex failed for all 12 answers" in err
+    assert "train --resume goes on with the answers that came" in err
+    page = tmp_path / "page.html"
+    assert drivetrain("report", str(tmp_path / "run"), "--output", str(page))[0] == 0
+    assert f"drivetrain train {tmp_path / 'run' / 'run.yaml'} --resume" in page.read_text()
+    assert "drivetrain check" not in page.read_text()
+
+
+def test_a_function_that_returns_one_number_for_several_answers_is_noted_once(
+    drivetrain: Command, tmp_path: Path
+) -> None:
+    code, _, err = drivetrain("train", str(run_file(tmp_path, rewards="tests.rewards.scores:one_alone")), "--quiet")
+    assert code == 0, err
+    assert err.count("the reward one_alone was asked again for each answer by itself") == 1
+    assert "it returned 1 reward for 3 answers; return a list with a number for each" in err
 
 
 def test_a_run_whose_rewards_apply_to_no_answer_of_its_evaluation_ends_well_with_a_warning(

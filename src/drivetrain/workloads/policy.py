@@ -267,7 +267,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
 
     def rollout(self) -> Rollout:
         lines = [words_of(each, self.decoded) for each in self.made]
-        return Rollout(self._history.newest, lines, self._history.warnings())
+        return Rollout(self._history.newest, lines, [*self._history.warnings(), *self._rewarding.notes()])
 
     def rollout_means(self) -> dict[str, float]:
         return self._history.means()
