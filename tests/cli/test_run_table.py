@@ -66,6 +66,11 @@ def test_a_schedule_without_a_known_bubble_shows_what_stages_wait_alone() -> Non
             "2.00 GFLOP/s (50% of the device's",
         ),
         ({"flops_per_second": 2e9}, "model FLOP/s", "2.00 GFLOP/s"),
+        (
+            {"flops_per_second": 6.9e9, "matmul_flops_per_second": 2e9},
+            "model FLOP/s",
+            "6.90 GFLOP/s (no share: large products, timed after the last step, reached 2.00 GFLOP/s; other programs",
+        ),
         ({"checkpoint": "step-10", "best_checkpoint": None}, "best", "not kept (accuracy 0.9000 at step 10)"),
         ({"emulated": True}, "precision", "fp32 (emulated)"),
     ],

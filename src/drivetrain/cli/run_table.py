@@ -179,4 +179,5 @@ def _flops(report: RunReport) -> str:
     if report.flops_per_second is None:
         return ""
     share = "" if report.flops_share is None else f" ({report.flops_share:.0%} of the device's measured matmul rate)"
-    return f"{flops_text(report.flops_per_second)}{share}"
+    why = f" ({report.why_no_flops_share})" if report.why_no_flops_share else share
+    return f"{flops_text(report.flops_per_second)}{why}"

@@ -103,5 +103,5 @@ def limit_note(labels: np.ndarray, kept: np.ndarray, field: str) -> str | None:
     lost = np.setdiff1d(labels, labels[kept])
     if not len(lost):
         return None
-    names = few_names(lost)
+    names = few_names(lost.tolist())
     return f"{field}={len(kept)} leaves no sample of {len(lost)} of {len(np.unique(labels))} classes: {names}"

@@ -15,7 +15,7 @@ from drivetrain.errors import RunError
 from drivetrain.runtime.atomic_file import write_whole, writing
 from drivetrain.runtime.strict_json import dumps, restored
 from drivetrain.tracking.jsonl import FILE_NAME, read_events
-from drivetrain.tracking.quantities import figures_text, rate_text, size_text
+from drivetrain.tracking.quantities import figures_text, flops_text, rate_text, size_text
 
 DEPARTS = 0.1  # a measured value that is so far from its plan is reported
 Status = Literal["completed", "stopped_early", "interrupted"]
@@ -132,10 +132,21 @@ class RunReport(BaseModel):
 
     @property
     def flops_share(self) -> float | None:
-        """The achieved share of the device's measured matmul rate."""
-        if self.flops_per_second is None or not self.matmul_flops_per_second:
+        """The achieved share of the device's measured matmul rate; None where that rate is the lower of the two."""
+        if self.flops_per_second is None or not self.matmul_flops_per_second or self.why_no_flops_share:
             return None
         return self.flops_per_second / self.matmul_flops_per_second
+
+    @property
+    def why_no_flops_share(self) -> str:
+        """Why a measured matmul rate is nothing to compare with; empty where it is."""
+        rate = self.matmul_flops_per_second
+        if not rate or (self.flops_per_second or 0) <= rate:
+            return ""
+        return (
+            f"no share: large products, timed after the last step, reached {flops_text(rate)}; other programs probably "
+            "slowed them"
+        )
 
     @property
     def share_of_full_training(self) -> float | None:
