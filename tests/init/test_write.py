@@ -153,6 +153,34 @@ def test_questions_and_answers_are_conversations_by_their_columns(here: Path) ->
     assert all({"answer", "reference"} <= row.keys() for row in rows), "the data that were held out are answered"
 
 
+def questions(file: Path, number: int) -> Path:
+    """Writes so many conversations, a line each."""
+    file.write_text("".join(json.dumps({"instruction": f"{n}?", "output": f"{n}!"}) + "\n" for n in range(number)))
+    return file
+
+
+def test_some_rows_are_held_out_or_nothing_reads_them_however_few_there_are(here: Path) -> None:
+    for number in (1, 4, 5, 9, 10, 11, 19, 20, 31, 60):
+        written(None, questions(here / "talks.jsonl", number), Path("run.yaml"), overwrite=True)
+        workload = read_yaml(here / "run.yaml")["workload"]
+        share, unusable = workload["data"]["evaluation_fraction"], max(1, number // 20)
+        if number < 5:
+            assert (share, "generate" in workload) == (0, False)
+        else:
+            assert "generate" in workload
+            assert all(1 <= round(usable * share) < usable / 2 for usable in (number, number - unusable))
+
+
+@pytest.mark.parametrize("number", [1, 5, 11])
+def test_a_few_conversations_train_as_they_are_written(here: Path, number: int) -> None:
+    made = written(None, questions(here / "talks.jsonl", number), Path("run.yaml"))
+    words = " ".join(made.decisions)
+    assert ("1 row in the format" if number == 1 else f"{number} rows in the format") in words
+    assert " 1 rows" not in words
+    assert " 1 steps" not in words
+    trains("run.yaml", *SMALL)
+
+
 @pytest.mark.parametrize(
     ("row", "formatting"),
     [

@@ -11,7 +11,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from drivetrain.errors import problem
+from drivetrain.errors import counted, problem
 from drivetrain.init.catalogue import recipe
 from drivetrain.init.data_kinds import (
     ClassFolders,
@@ -42,6 +42,8 @@ LEAST_STEPS = 200  # of a run: a model that starts from scratch learns nothing i
 STEPS_AN_EPOCH = 4  # at least: a batch of more than a quarter of the data would teach little
 LENGTHS = (64, 128, 256)  # tokens of a text that a small BERT is given: attention takes the square of them
 MOST_VOCABULARY = 21_000  # BERT's own for Chinese
+HELD_OUT = {10: 0.1, 5: 0.2}  # at least so many rows → a share that holds out one of them, a bad one left out
+FEW_ROWS = 20  # a recipe's 5 % of fewer may be none
 SIZES = (32, 64, 96, 128, 224)  # pixels
 MOST_DISTINCT = 8000  # characters that a model may have one by one
 
@@ -126,7 +128,7 @@ def _labelled_texts(run: Any, kind: LabelledTexts, made: Fitted, stem: str) -> N
     run["precision"] = "fp32"
     balanced = _few_of_a_class(kind)
     made.decisions += [
-        f"Text: column {kind.text}; label: column {kind.label}, with {_listed(kind.classes)}; {kind.rows:,} rows"
+        f"Text: column {kind.text}; label: column {kind.label}, with {_listed(kind.classes)}; {counted(kind.rows, 'row')}"
         + (
             f", of which {kind.unusable}: these are left out while they are at most 5 % of all (bad_rows)."
             if kind.unusable
@@ -169,7 +171,7 @@ def _conversations(run: Any, kind: Conversations, made: Fitted, stem: str) -> No
         made.decisions.append(f"A small Llama from scratch, with a tokenizer of {size:,} tokens made of these texts.")
     data["bad_rows"] = "drop"
     made.decisions += [
-        f"{kind.rows:,} rows in the format of {kind.formatting}{' (Chinese)' if chinese else ''}; "
+        f"{counted(kind.rows, 'row')} in the format of {kind.formatting}{' (Chinese)' if chinese else ''}; "
         "replies are trained, the rest is only read.",
         *(
             [f"Columns: {', '.join(f'{own} is {found}' for own, found in kind.columns.items())}."]
@@ -178,7 +180,23 @@ def _conversations(run: Any, kind: Conversations, made: Fitted, stem: str) -> No
         ),
         "Rows that cannot be used are left out, up to 5 % of them, and counted (bad_rows).",
     ]
-    _batch(run, kind.rows * 0.95, made)
+    _hold_out(run, kind.rows, made)
+    _batch(run, kind.rows * (1 - data["evaluation_fraction"]), made)
+
+
+def _hold_out(run: Any, rows: int, made: Fitted) -> None:
+    """Changes the share that is held out where it is none of so few rows; of fewer than five all are trained."""
+    data = run["workload"]["data"]
+    data.setdefault("evaluation_fraction", 0.1)
+    if rows < min(HELD_OUT):
+        data["evaluation_fraction"] = 0
+        run["workload"].pop("generate", None)
+        run.get("evaluation", {}).pop("metric", None)
+        made.decisions.append("There are too few rows to hold any out: there is no evaluation, and no best checkpoint.")
+    elif rows < FEW_ROWS:
+        share = next(share for least, share in HELD_OUT.items() if rows >= least)
+        data["evaluation_fraction"] = max(share, data["evaluation_fraction"])
+        made.decisions.append(f"{data['evaluation_fraction']:.0%} of the rows are held out for evaluation.")
 
 
 def _documents(run: Any, kind: Documents, made: Fitted, stem: str) -> None:
@@ -190,13 +208,13 @@ def _documents(run: Any, kind: Documents, made: Fitted, stem: str) -> None:
         model["tokenizer"], model["vocabulary_size"] = "bpe", 8000
     chinese = is_chinese([kind.sample])
     made.decisions += [
-        f"{kind.characters:,} characters{' (Chinese)' if chinese else ''}; a token is "
+        f"{counted(kind.characters, 'character')}{' (Chinese)' if chinese else ''}; a token is "
         f"{'a character' if model.get('tokenizer') == 'characters' else 'a piece of a word'}.",
         "To go on with a model of your own, give path: FOLDER in place of tokenizer and config.",
     ]
     windows = kind.characters * 0.9 / int(data.get("length", 256))
     if windows < 10:
-        why = f"{kind.path} has {kind.characters:,} characters: too few to learn a language from"
+        why = f"{kind.path} has {counted(kind.characters, 'character')}: too few to learn a language from"
         raise problem("--data", why, "give a longer text")
     _batch(run, windows, made)
 
@@ -214,7 +232,7 @@ def _class_folders(run: Any, kind: ClassFolders, made: Fitted, stem: str) -> Non
     else:
         data["evaluation"] = kind.evaluation
     held_out = f"evaluated on {kind.evaluation}" if kind.evaluation else "a tenth is held out for evaluation"
-    made.decisions.append(f"{kind.pictures:,} pictures of {_listed(kind.classes)}; {held_out}.")
+    made.decisions.append(f"{counted(kind.pictures, 'picture')} of {_listed(kind.classes)}; {held_out}.")
     _pictures(run, kind.sides, kind.pictures * (1.0 if kind.evaluation else 0.9), made)
 
 
@@ -228,7 +246,7 @@ def _picture_table(run: Any, kind: PictureTable, made: Fitted, stem: str) -> Non
     data.pop("evaluation", None)
     data["evaluation_fraction"] = 0.1
     columns = f"picture: column {kind.image}; label: column {kind.label}"
-    made.decisions.append(f"{kind.pictures:,} pictures of {_listed(kind.classes)}; {columns}; a tenth is held out.")
+    made.decisions.append(f"{counted(kind.pictures, 'picture')} of {_listed(kind.classes)}; {columns}; a tenth is held out.")
     _pictures(run, kind.sides, kind.pictures * 0.9, made)
 
 
@@ -267,14 +285,14 @@ def _batch(run: Any, samples: float, made: Fitted) -> None:
         if loop["epochs"] > MOST_EVALUATIONS:
             run["evaluation"] = {"every_epochs": -(-loop["epochs"] // MOST_EVALUATIONS)}
         made.decisions.append(
-            f"An epoch has {an_epoch} steps: {loop['epochs']} epochs in place of the recipe's {given} "
-            f"make {loop['epochs'] * an_epoch} steps, which a model from scratch needs to learn anything."
+            f"An epoch has {counted(an_epoch, 'step')}: {counted(loop['epochs'], 'epoch')} in place of the recipe's {given} "
+            f"make {counted(loop['epochs'] * an_epoch, 'step')}, which a model from scratch needs to learn anything."
         )
 
 
 def _listed(classes: tuple[str, ...]) -> str:
     shown = ", ".join(classes[:6])
-    return f"{len(classes)} classes ({shown}{', ...' if len(classes) > 6 else ''})"
+    return f"{len(classes)} class{'' if len(classes) == 1 else 'es'} ({shown}{', ...' if len(classes) > 6 else ''})"
 
 
 _FIT: dict[type, Callable[[Any, Any, Fitted, str], None]] = {
