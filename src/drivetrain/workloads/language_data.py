@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from drivetrain.config.fine_tuning import SFT
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.language_data import LanguageData
 from drivetrain.config.preference import reads_margins
@@ -86,6 +87,9 @@ class LanguageReader:
             raise problem("workload.data.pairs", why, "leave it out, or name their column, columns: {completions: ...}")
         for note in dict.fromkeys(note for each in (*opened, *others) for note in each.notes):
             self.warn(note)
+        if self._config.stage == SFT:
+            for name in dict.fromkeys(each.name for each in (*opened, *others) if each.reads_chosen):
+                self.warn(f"{name} holds preferences: the chosen answers are trained on")
         train: JoinedSamples | StreamedMixture
         evaluation: Sequence[Tokenised]
         if data.stream:
