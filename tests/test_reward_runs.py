@@ -65,16 +65,48 @@ def test_a_run_reports_its_rewards_and_every_answer(drivetrain: Command, tmp_pat
     assert made[0]["metrics"]["reward"] == pytest.approx(sum(first) / 12)
     [evaluated] = [each["metrics"] for each in events if each["event"] == "evaluation"]
     assert evaluated["loss"] == -evaluated["reward"] == -evaluated["reward_counted"]
+    answers = json.loads((tmp_path / "run" / "report.json").read_text())["answers"]
+    assert (answers["first_reward"], answers["reward"]) == tuple(each["metrics"]["reward"] for each in made)
     code, _, err = drivetrain("predict", str(tmp_path / "run.yaml"), "--output", str(tmp_path / "rows.csv"))
     assert code == 0, err
     assert "answer" in (tmp_path / "rows.csv").read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("nothing", "scores has no nothing"), ("needs_more", "missing a required argument: 'solution'")]
+)
+def test_check_and_train_refuse_a_function_that_cannot_be_called_and_leave_no_folder(
+    drivetrain: Command, tmp_path: Path, name: str, why: str
+) -> None:
+    path = run_file(tmp_path, rewards=["exact_match", f"tests.rewards.scores:{name}"])
+    for verb in (("check",), ("train", "--quiet")):
+        code, out, err = drivetrain(*verb, str(path))
+        assert code == 2
+        assert why in err
+        assert "workload.reinforcement.rewards.1.use" in err
+        assert "nothing would be refused" not in out
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_reward_that_fails_always_ends_the_run_with_its_reason(drivetrain: Command, tmp_path: Path) -> None:
     path = run_file(tmp_path, rewards=[{"use": "regex", "options": {"pattern": "("}}])
     code, _, err = drivetrain("train", str(path), "--quiet")
     assert code == 1
-    assert "the reward regex failed for all 12 answers" in " ".join(err.split())
+    assert "the reward regex failed for all 12 answers" in err
+    assert "train --resume goes on with the answers that came" in err
+    page = tmp_path / "page.html"
+    assert drivetrain("report", str(tmp_path / "run"), "--output", str(page))[0] == 0
+    assert f"drivetrain train {tmp_path / 'run' / 'run.yaml'} --resume" in page.read_text()
+    assert "drivetrain check" not in page.read_text()
+
+
+def test_a_function_that_returns_one_number_for_several_answers_is_noted_once(
+    drivetrain: Command, tmp_path: Path
+) -> None:
+    code, _, err = drivetrain("train", str(run_file(tmp_path, rewards="tests.rewards.scores:one_alone")), "--quiet")
+    assert code == 0, err
+    assert err.count("the reward one_alone was asked again for each answer by itself") == 1
+    assert "it returned 1 reward for 3 answers; return a list with a number for each" in err
 
 
 def test_a_run_whose_rewards_apply_to_no_answer_of_its_evaluation_ends_well_with_a_warning(

@@ -237,3 +237,11 @@ def test_a_plan_leaves_the_callers_model_as_it_is(tmp_path: Path, monkeypatch: p
     trained(tmp_path, expected, batch_size=64, epochs=5, optimizer={"name": "sgd", "lr": 0.5}, overwrite=True)
     for name, weight in expected.state_dict().items():
         torch.testing.assert_close(net.state_dict()[name], weight, rtol=0, atol=0)
+
+
+def test_class_numbers_with_a_fractions_dtype_are_refused_by_their_dtype(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"(?s)train_data gives targets of torch\.float32.*as torch\.int64.*target\.long"
+    ) as e:
+        trained(tmp_path, network(), train_data=TensorDataset(X, Y.float()))
+    assert "IndexError" not in str(e.value)

@@ -39,6 +39,13 @@ def test_both_languages_have_every_text() -> None:
         assert sorted(PLACE.findall(text)) == sorted(PLACE.findall(chinese[key])), key
 
 
+def test_a_run_without_answers_names_rewards_too_for_generate_need_not_be_what_it_lacks() -> None:
+    for language, words in (("en", "Reinforcement learning has them once"), ("zh", "强化学习在算出奖励后才有")):
+        text = catalogue(language)["sample.none"]
+        assert words in text
+        assert "workload.generate" in text
+
+
 def test_every_recipe_has_a_title() -> None:
     assert {name for name, _ in recipes()} == {key[7:] for key in catalogue("zh") if key.startswith("recipe.")}
 

@@ -37,6 +37,16 @@ def test_a_plain_run_shows_no_line_of_what_it_did_not_do() -> None:
     assert not {"restarts", "held", "model FLOP/s", "sent a step", "stages wait"} & shown.keys()
 
 
+def test_a_run_that_learned_from_rewards_shows_them_without_an_evaluation() -> None:
+    answers = {"batches": 5.0, "reward": 0.75, "first_reward": 0.25, "groups_without_signal": 0.125}
+    expected = "reward 0.7500 in the last 5 batches, 0.2500 in the first 5; 12% of the last groups without signal"
+    made = report(engaged=WHOLE, metrics={}, best=None, answers=answers)
+    assert lines(made)["answers"] == made.summary()["answers"] == expected
+    alone = report(engaged=WHOLE, answers={"batches": 1.0, "reward": 0.75, "first_reward": 0.75})
+    assert lines(alone)["answers"] == "reward 0.7500 in the last batch, 0.7500 in the first"
+    assert "answers" not in lines(report(engaged=WHOLE))
+
+
 def test_ranks_are_summed_up_by_the_one_that_sends_most_and_by_the_mean_of_each_stage() -> None:
     ranks: list[dict[str, Any]] = [
         {"stage": 0, "waiting_share": 0.1, "bubble": 0.2, "sent_bytes_per_step": {"all_reduce": 2**20}},
@@ -66,6 +76,11 @@ def test_a_schedule_without_a_known_bubble_shows_what_stages_wait_alone() -> Non
             "2.00 GFLOP/s (50% of the device's",
         ),
         ({"flops_per_second": 2e9}, "model FLOP/s", "2.00 GFLOP/s"),
+        (
+            {"flops_per_second": 6.9e9, "matmul_flops_per_second": 2e9},
+            "model FLOP/s",
+            "6.90 GFLOP/s (no share: large products, timed after the last step, reached 2.00 GFLOP/s; other programs",
+        ),
         ({"checkpoint": "step-10", "best_checkpoint": None}, "best", "not kept (accuracy 0.9000 at step 10)"),
         ({"emulated": True}, "precision", "fp32 (emulated)"),
     ],

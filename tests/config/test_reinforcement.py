@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, get_args
 
@@ -116,3 +117,15 @@ def test_what_the_model_writes_is_code_that_the_run_names(tmp_path: Path) -> Non
     run = built(tmp_path, rewards="code", allow_code=True)
     [(field, name)] = [(each.field, each.name) for each in named_code(run)]
     assert (field, name) == ("workload.reinforcement.allow_code", "what its model writes")
+
+
+def test_a_function_itself_is_refused_with_its_name_and_nothing_else(tmp_path: Path) -> None:
+    raw = built(tmp_path).model_dump(mode="json")
+    for given in ([said], said, [{"use": said}]):
+        raw["workload"]["reinforcement"]["rewards"] = given
+        run, problems = validate(copy.deepcopy(raw), [])
+        assert run is not None
+        _, [problem] = rules.judged(run, problems, CPU)
+        assert problem.field.startswith("workload.reinforcement.rewards")
+        assert "runs in processes of its own, which import it" in problem.why
+        assert problem.fix == "write it as module:function, 'tests.config.test_reinforcement:said'"

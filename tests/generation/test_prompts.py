@@ -246,6 +246,11 @@ def test_a_file_of_prompts_alone_is_answered_as_stdin_is_and_goes_on_after_a_kil
     ("given", "field", "why"),
     [
         ({"evaluation": None, "evaluation_fraction": 0}, "workload.generate", "there are no evaluation data"),
+        (
+            {"evaluation": None, "evaluation_fraction": 0.001},
+            "workload.generate",
+            "there are no evaluation data: evaluation_fraction=0.001 of so little data holds none out",
+        ),
         ({"generate": {"samples": 0}}, "workload.generate.samples", "no prompt is shorter"),
         ({"generate": {"prompts": ["x" * 99]}}, "workload.generate.prompts", "of a length of 64"),
         (

@@ -14,10 +14,12 @@ from drivetrain.cli import main
 from drivetrain.config.files import read_yaml
 from drivetrain.config.load import load
 from drivetrain.config.rules import check_anywhere
+from drivetrain.data.language.row_schema import PREFERENCE
 from drivetrain.errors import UserError
 from drivetrain.init.catalogue import FOLDER, recipe, recipes
-from drivetrain.init.data_kinds import kind_of
+from drivetrain.init.data_kinds import Conversations, LabelledTexts, kind_of
 from drivetrain.init.write import written
+from drivetrain.workloads.language_data import LanguageReader
 
 SMALL = ["config.hidden_size=32", "config.num_hidden_layers=1", "config.intermediate_size=32"]
 FEW_STEPS = ["loop.epochs=null", "loop.steps=2", "schedule.warmup_steps=0", "--quiet"]
@@ -153,6 +155,34 @@ def test_questions_and_answers_are_conversations_by_their_columns(here: Path) ->
     assert all({"answer", "reference"} <= row.keys() for row in rows), "the data that were held out are answered"
 
 
+def questions(file: Path, number: int) -> Path:
+    """Writes so many conversations, a line each."""
+    file.write_text("".join(json.dumps({"instruction": f"{n}?", "output": f"{n}!"}) + "\n" for n in range(number)))
+    return file
+
+
+def test_some_rows_are_held_out_or_nothing_reads_them_however_few_there_are(here: Path) -> None:
+    for number in (1, 4, 5, 9, 10, 11, 19, 20, 31, 60):
+        written(None, questions(here / "talks.jsonl", number), Path("run.yaml"), overwrite=True)
+        workload = read_yaml(here / "run.yaml")["workload"]
+        share, unusable = workload["data"]["evaluation_fraction"], max(1, number // 20)
+        if number < 5:
+            assert (share, "generate" in workload) == (0, False)
+        else:
+            assert "generate" in workload
+            assert all(1 <= round(usable * share) < usable / 2 for usable in (number, number - unusable))
+
+
+@pytest.mark.parametrize("number", [1, 5, 11])
+def test_a_few_conversations_train_as_they_are_written(here: Path, number: int) -> None:
+    made = written(None, questions(here / "talks.jsonl", number), Path("run.yaml"))
+    words = " ".join(made.decisions)
+    assert ("1 row in the format" if number == 1 else f"{number} rows in the format") in words
+    assert " 1 rows" not in words
+    assert " 1 steps" not in words
+    trains("run.yaml", *SMALL)
+
+
 @pytest.mark.parametrize(
     ("row", "formatting"),
     [
@@ -170,6 +200,98 @@ def test_conversations_are_known_by_their_format(here: Path, row: dict[str, Any]
     run, problems = load(here / "run.yaml")
     assert run is not None
     assert not [*problems, *check_anywhere(run)]
+
+
+PREFERENCES: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
+    "ranking": (
+        {
+            "conversations": [{"from": "human", "value": "Hi {i}"}],
+            "chosen": {"from": "gpt", "value": "Hello {i}."},
+            "rejected": {"from": "gpt", "value": "What?"},
+        },
+        "dpo",
+        {},
+    ),
+    "pairs": ({"prompt": "Hi {i}", "chosen": "Hello {i}.", "rejected": "What?"}, "dpo", {}),
+    "messages": (
+        {side: [{"role": "user", "content": "Hi {i}"}, {"role": "assistant", "content": side}] for side in PREFERENCE},
+        "dpo",
+        {},
+    ),
+    "other names": (
+        {"question": "Hi {i}", "chosen": "Hello {i}.", "rejected": "What?"},
+        "dpo",
+        {"prompt": "question"},
+    ),
+    "scores": (
+        {"prompt": "Hi {i}", "completions": ["Hello {i}.", "What?"], "scores": [2, 1]},
+        "dpo",
+        {},
+    ),
+    "labels": ({"prompt": "Hi {i}", "completion": "Hello {i}.", "label": None}, "kto", {}),
+    "labelled talks": (
+        {"messages": [{"role": "user", "content": "Hi {i}"}, {"role": "assistant", "content": "Yes."}], "label": None},
+        "kto",
+        {},
+    ),
+    "tags": ({"instruction": "Hi {i}", "output": "Hello {i}.", "kto_tag": None}, "kto", {"kto_tag": "kto_tag"}),
+    "other labels": (
+        {"question": "Hi {i}", "answer": "Hello {i}.", "label": None},
+        "kto",
+        {"prompt": "question", "response": "answer"},
+    ),
+}
+
+
+def preferences(file: Path, row: dict[str, Any], number: int = 8) -> None:
+    """Writes so many rows like this one, with their numbers for {i} and labels, true and false in turn, for None."""
+    text = json.dumps(row)
+    lines = [text.replace("{i}", str(i)).replace("null", json.dumps(i % 2 == 0)) for i in range(number)]
+    file.write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize(("row", "stage", "columns"), PREFERENCES.values(), ids=PREFERENCES)
+def test_preferences_get_the_stage_that_learns_from_them(
+    here: Path, row: dict[str, Any], stage: str, columns: dict[str, str]
+) -> None:
+    preferences(here / "a.jsonl", row)
+    made = written(None, here / "a.jsonl", Path("run.yaml"))
+    workload = read_yaml(here / "run.yaml")["workload"]
+    assert workload["stage"] == stage
+    assert workload["data"]["train"][0].get("columns", {}) == columns
+    assert f"for stage {stage}" in " ".join(made.decisions)
+    named = ("orpo", "simpo", "cpo", "reward")
+    line = next(line for line in (here / "run.yaml").read_text().splitlines() if line.startswith("  stage:"))
+    assert all(other in line for other in named)
+    run, problems = load(here / "run.yaml")
+    assert run is not None
+    assert not [*problems, *check_anywhere(run)]
+    assert LanguageReader(run.workload, 0).read().train  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "number"), [("ranking", 1), ("labels", 2), ("pairs", 12)])
+def test_preferences_train_as_they_are_written(here: Path, name: str, number: int) -> None:
+    preferences(here / "a.jsonl", PREFERENCES[name][0], number)
+    written(None, here / "a.jsonl", Path("run.yaml"))
+    trains("run.yaml", *SMALL)
+
+
+def test_a_recipe_whose_stage_reads_the_rows_keeps_it_and_another_is_refused(here: Path) -> None:
+    preferences(here / "a.jsonl", PREFERENCES["pairs"][0])
+    written("preferences-dpo", here / "a.jsonl", Path("run.yaml"))
+    run = read_yaml(here / "run.yaml")
+    assert (run["workload"]["stage"], run["optimizer"]["lr"]) == ("dpo", 5.0e-5)
+    with pytest.raises(UserError, match="stage grpo does not read them"):
+        written("rewards-grpo", here / "a.jsonl", Path("other.yaml"))
+    with pytest.raises(UserError, match="stage dpo does not read them"):
+        written("preferences-dpo", questions(here / "talks.jsonl", 9), Path("other.yaml"))
+
+
+def test_labels_that_are_classes_are_no_preferences(here: Path) -> None:
+    rows(here / "a.csv", ["question", "label"], [[f"{'good' if i % 2 else 'bad'} room {i}", i % 2] for i in range(40)])
+    assert isinstance(kind_of(here / "a.csv"), LabelledTexts)
+    preferences(here / "talks.jsonl", {**PREFERENCES["labels"][0], "label": 1})
+    assert isinstance(kind_of(here / "talks.jsonl"), Conversations)
 
 
 def test_a_text_is_learnt_character_by_character(here: Path) -> None:

@@ -155,7 +155,8 @@ def test_where_the_costs_do_not_grow_evenly_all_blocks_are_traced(
     monkeypatch.setattr(deep_trace, "step_trace", growing)
     whole, found, notes = both(read(run_file, ["engine=single"]))
     assert found.memory == whole.memory
-    assert any("all 12 blocks were traced: its memory" in note for note in notes), notes
+    short = "its figures are of all 12 blocks; a few blocks, tried first as a short cut, did not predict its memory ("
+    assert any(short in note and note.endswith("% off) and were not used") for note in notes), notes
 
 
 def test_blocks_that_differ_are_not_left_out() -> None:

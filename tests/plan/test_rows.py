@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from drivetrain.cli.plan_table import render
 from drivetrain.config.run import RunConfig
-from drivetrain.plan.columns import COST, columns
+from drivetrain.plan.columns import COST, columns, held_beside
 from drivetrain.plan.rows import Plan, Row, chosen, in_order, row
 from drivetrain.plan.step_costs import StepCosts, StepMemory
 from tests.plan.costs import costs
@@ -125,3 +128,18 @@ def test_with_a_disk_the_time_is_not_known_and_the_row_says_so(run: RunConfig) -
     assert (plan["host_bytes"], plan["reason"]) == (4000 * GIB, found.verdict)
     timed = row(run, run, holding(1), LARGE)
     assert in_order([found, timed]) == [timed, found]
+
+
+def test_the_table_states_what_stands_between_the_tensors_and_the_verdict(run: RunConfig) -> None:
+    """68 of 80 GiB and still short: the room between is what the allocator holds, and what no trace sees."""
+    known = replace(costs(), memory=StepMemory(68 * 2**30, round(1.14 * 68 * 2**30), {"activations": 68 * 2**30}))
+    short = Row(run, (), known, capacity=78 * 2**30, unseen=(2**29, 3 * 2**29))
+    assert short.verdict.startswith("short of 1.0 GiB")  # 68 x 1.14 + 1.5 - 78
+    console = Console(width=400, file=StringIO())
+    console.print(render(Plan("made up", 1, (short,), None), "drivetrain train run.yaml"))
+    below = console.file.getvalue().partition("short of 1.0 GiB")[2]  # type: ignore[attr-defined]
+    assert "the plan adds 14% of them, which the allocator holds" in below
+    assert "and 1.5 GiB that no trace sees" in below
+    whole = replace(known, memory=replace(known.memory, reserved=round(1.02 * 68 * 2**30)))
+    assert "adds 2 to 14% of them" in held_beside(Plan("made up", 1, (short, replace(short, costs=whole)), None))
+    assert held_beside(Plan("made up", 1, (Row(run, (), reason="no"),), None)) == ""

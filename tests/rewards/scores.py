@@ -107,6 +107,15 @@ def needs_more(completions: list[str], solution: list[str]) -> list[float]:
     return [float(a == b) for a, b in zip(completions, solution, strict=True)]
 
 
+def other_names(answers: list[str]) -> list[float]:
+    return [0.0] * len(answers)
+
+
+def one_alone(completions: list[str]) -> list[float]:
+    """Returns a single reward, however many answers there are."""
+    return [float(len(completions[0]) % 5)]
+
+
 def never(completions: list[str]) -> list[None]:
     return [None] * len(completions)
 

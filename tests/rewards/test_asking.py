@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from drivetrain.config.reinforcement import Reward
 from drivetrain.errors import UserError
 from drivetrain.rewards.asking import AskedReward, Group, Scored
 from drivetrain.workloads.rewarding import Rewarding
+from tests.rewards import scores
 
 ODD = ["fine", "raise", "exit", "crash", "hang", "nan", "none", "words"]
 NO_FLOATS = ["huge", "longer than can be printed", "decimal", "complex", "nameless", "wordless", "fine"]
@@ -51,8 +53,11 @@ def test_an_answer_that_fails_has_a_reason_and_the_others_of_its_group_have_rewa
     assert by_name["fine"] == Scored(1.0)
     assert by_name["none"] == Scored(None)
     reasons = {name: each.failure for name, each in by_name.items() if each.failure}
+    raised = re.fullmatch(r"ValueError: no such answer \((.*), line (\d+)\)", reasons.pop("raise"))
+    assert raised is not None
+    assert Path(raised[1]) == Path(scores.__file__)
+    assert 'raise ValueError("no such answer")' in Path(raised[1]).read_text().splitlines()[int(raised[2]) - 1]
     assert reasons == {
-        "raise": "ValueError: no such answer",
         "exit": "ended (exit code 3)",
         "crash": "was ended by signal 9",
         "hang": "took more than 6 s",
@@ -78,7 +83,8 @@ def test_values_that_are_no_finite_floats_have_reasons_and_the_call_is_not_made_
 
 def test_an_error_that_cannot_be_printed_is_a_reason_too() -> None:
     [[found]] = asked([["unspeakable"]], use="tests.rewards.scores:odd")
-    assert found.failure == "Nameless: a Nameless"
+    assert found.failure is not None
+    assert found.failure.startswith("Nameless: a Nameless (")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="process groups are of POSIX")
@@ -98,7 +104,20 @@ def test_a_call_that_takes_too_long_leaves_none_of_the_processes_that_it_started
 
 def test_a_wrong_count_is_a_failure_with_both_numbers() -> None:
     [[found]] = asked([["few"]], use="tests.rewards.scores:odd")
-    assert found.failure == "it returned 0 rewards for 1 answers"
+    assert found.failure == "it returned 0 rewards for 1 answer"
+
+
+def test_an_error_of_a_verifier_that_ships_names_no_line() -> None:
+    [[found]] = asked([["a"]], use="regex", options={"pattern": "a", "compare": True})
+    assert found.failure == "ValueError: the pattern 'a' has no group to compare"
+
+
+def test_a_function_that_names_none_of_the_lists_is_refused_with_their_names() -> None:
+    with pytest.raises(UserError) as refused:
+        AskedReward(Reward(use="tests.rewards.scores:other_names"), 0).start()
+    [problem] = refused.value.problems
+    assert "cannot be called with none of the lists that a reward gets: missing a required" in problem.why
+    assert "prompts, completions, references, completion_ids" in problem.fix
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,17 @@ def test_a_page_has_curves_evaluations_settings_and_machine(run: Path) -> None:
     assert 'class="failure"' not in page
 
 
+def test_a_run_that_learns_from_rewards_has_their_curve_without_evaluations(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "mine", steps=3, finished=None)
+    for step, reward in enumerate((0.125, 0.25, 0.5)):
+        append(run, "rollout", step=step, metrics={"reward": reward, "entropy": 1.0, "groups_without_signal": 0.0})
+    page = as_html(read(run))
+    titles = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    assert titles[:3] == ["Loss", "Reward", "Groups without signal"]
+    drawing = page.split("<figcaption>Reward</figcaption>")[1].split("</figure>")[0]
+    assert len(re.findall(r"[ML]", re.findall(r'class="l0" d="(.*?)"', drawing)[0])) == 3
+
+
 def test_a_failure_shows_cause_remedies_and_the_end_of_its_log(run: Path) -> None:
     failed(run)
     log = "".join(f"line {number}\n" for number in range(200))

@@ -11,6 +11,7 @@ from drivetrain.tracking.events import (
     CheckpointSaved,
     Evaluated,
     EvaluationProgress,
+    RolledOut,
     RunFinished,
     RunStarted,
     StepDone,
@@ -61,6 +62,18 @@ def test_a_rate_below_one_is_no_zero() -> None:
     tracker.handle(StepDone(1, 0.5, 1.0, 1.0, 1e-3, None, 0, 2, 0.0312, 2.0))
     assert isinstance(console.file, io.StringIO)
     assert "  0.031 samples/s" in console.file.getvalue()
+
+
+def test_a_step_shows_the_reward_of_its_answers_and_its_loss_once() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False, width=160, color_system=None, highlight=False)
+    tracker = ProgressTracker(console=console)
+    tracker.handle(RunStarted("run", "runs/run", 1, 0, 10, {}))
+    tracker.handle(RolledOut(0, {"reward": 0.5, "reward_deviation": 0.1, "groups_without_signal": 0.25}))
+    tracker.handle(StepDone(1, 0.5, 1.5, 1.0, 1e-3, None, 0, 2, 1.0, 2.0, terms={"loss": 1.25, "value": 2.5}))
+    assert isinstance(console.file, io.StringIO)
+    line = console.file.getvalue().splitlines()[-1]
+    assert "  reward 0.5000  no signal 25%  loss 1.5000  value 2.5000  norm 1  " in line
+    assert line.count("loss") == 1
 
 
 def test_on_a_terminal_there_is_a_bar_with_time_left_and_evaluations_stay_above_it() -> None:

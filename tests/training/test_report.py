@@ -30,7 +30,7 @@ def test_a_metric_that_is_not_finite_is_strict_json_and_itself_when_read(tmp_pat
     assert RunReport.read(tmp_path / "report.json").metrics["perplexity"] == math.inf
 
 
-@pytest.mark.parametrize(("achieved", "rate"), [(None, 8e9), (2e9, None), (2e9, 0.0)])
+@pytest.mark.parametrize(("achieved", "rate"), [(None, 8e9), (2e9, None), (2e9, 0.0), (8e9, 2e9)])
 def test_a_share_of_what_was_not_measured_is_none(achieved: float | None, rate: float | None) -> None:
     assert report(flops_per_second=achieved, matmul_flops_per_second=rate).flops_share is None
 

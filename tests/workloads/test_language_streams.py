@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from drivetrain.config.language import LanguageModel
 from drivetrain.data.order import Order
 from drivetrain.data.streams import line_shards
 from drivetrain.errors import UserError
@@ -14,6 +15,7 @@ from drivetrain.workloads.language_data import LanguageReader, LanguageSamples
 from drivetrain.workloads.language_model import LanguageModelWorkload
 from tests.tiny_language import END, REWRITING, ROWS, chatml, config, loaded, talk, workload, write_lines
 
+CHOSEN_ARE_TRAINED = "train.jsonl holds preferences: the chosen answers are trained on"
 BAD = [*ROWS[:5], *[talk("no answer", "")] * 7, *ROWS[5:]]
 
 
@@ -127,9 +129,17 @@ def test_a_stream_under_a_template_that_rewrites_history_says_what_it_leaves_out
     )
 
 
+@pytest.mark.parametrize("stage", ["kto", "grpo", "distill"])
+def test_of_preferences_only_sft_reports_that_it_trains_the_chosen_answers(tmp_path: Path, stage: str) -> None:
+    rows = [{"instruction": "a", "chosen": f"good {n}", "rejected": "bad", "label": n % 2 == 0} for n in range(4)]
+    rows = rows if stage == "kto" else [{**row, "label": 1} for row in rows]
+    given = config(tmp_path, rows).model_dump(exclude_unset=True) | {"stage": stage}
+    reader = LanguageReader(LanguageModel.model_validate(given), 0)
+    reader.read()
+    assert not any("holds preferences" in each for each in reader.warnings)
+
+
 def test_preferences_are_reported_of_a_stream_too(tmp_path: Path) -> None:
     rows = [{"instruction": "a", "chosen": "good", "rejected": "bad"}] * 3
     for stream in (False, True):
-        assert "train.jsonl holds preferences: the chosen answers are trained on" in (
-            reading(tmp_path, rows, stream=stream)[0].warnings
-        )
+        assert CHOSEN_ARE_TRAINED in reading(tmp_path, rows, stream=stream)[0].warnings

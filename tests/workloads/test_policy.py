@@ -259,7 +259,7 @@ def test_an_evaluation_without_any_reward_has_no_such_metric_and_warns_of_the_re
     [warning] = [each.message for each in events]
     assert warning.startswith(
         "no answer of the evaluation has a reward (never returned None for 3 of 3 answers; "
-        "failing_at failed for 1 of 3 answers: ValueError: the first): "
+        "failing_at failed for 1 of 3 answers: ValueError: the first ("
     )
     evaluate(run, work, engine)
     assert "never returned None for 3 of 3 answers; failing_at returned None for 3 of 3" in caplog.text

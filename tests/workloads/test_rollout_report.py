@@ -122,3 +122,17 @@ def test_a_history_goes_on_where_a_checkpoint_left_it() -> None:
         second.add({**USUAL, "reward": reward})
         found += second.warnings()
     assert found == whole
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "first", "last"), [(1, 1, 0.0, 0.0), (4, 2, 0.5, 2.5), (5, 2, 0.5, 3.5), (20, 5, 2.0, 17.0)]
+)
+def test_a_run_ends_with_the_mean_rewards_of_its_last_and_first_batches(
+    count: int, size: int, first: float, last: float
+) -> None:
+    history = History()
+    assert history.means() == {}
+    for number in range(count):
+        history.add({**USUAL, "reward": float(number)})
+    expected = {"batches": size, "reward": last, "first_reward": first, "groups_without_signal": pytest.approx(0.2)}
+    assert history.means() == expected

@@ -331,6 +331,23 @@ def test_saved_assets_and_weights_load_into_plain_transformers(build: Build, tmp
 REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "one class": ({"train": ["1,good"] * 5}, ["one class", "'1'"]),
     "a class of one sample": ({"train": [*LINES, "2,good"]}, ["one sample", ": 2"]),
+    "columns that are swapped": (
+        {
+            "train": [f"bad,{'good hotel ' * 40}{place}" for place in range(30)],
+            "text_column": "label",
+            "label_column": "text",
+        },
+        [
+            "workload.data.label_column: column text has 30 different labels in 30 rows, nearly one for each: "
+            "'good hotel good hotel good hotel good...'",
+            "the columns look swapped: give text_column=text label_column=label",
+        ],
+    ),
+    "the texts as labels too": (
+        {"train": [f"bad,good {place}" for place in range(30)], "label_column": "text"},
+        ["text_column is the same one"],
+    ),
+    "a long class of one sample": ({"train": [*LINES, f"{'2' * 400},good"]}, ["one sample", f": {'2' * 37}...\n"]),
     "no label": (
         {"train": [*LINES, ",good"], "bad_rows": "error"},
         ["1 of the 31 rows", "it has no label (first line 32 (row 31) of"],

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from drivetrain.errors import UserError
 from drivetrain.workloads.user_loss import SummedLoss
 
 torch.manual_seed(0)
@@ -60,3 +61,20 @@ def test_a_piece_of_ignored_targets_adds_nothing() -> None:
     assert summed.item() == 0
     assert output.grad is not None
     assert not output.grad.any()
+
+
+@pytest.mark.parametrize(("loss", "output", "target"), [
+    (nn.CrossEntropyLoss(), torch.randn(6, 4), torch.zeros(6)),
+    (nn.CrossEntropyLoss(), PIXELS[0], torch.zeros(6, 2)),
+    (nn.NLLLoss(), torch.randn(6, 4), torch.zeros(6, 4)),
+])  # fmt: skip
+def test_targets_that_torch_refuses_for_their_dtype_are_refused_by_name(
+    loss: nn.Module, output: Tensor, target: Tensor
+) -> None:
+    with pytest.raises(RuntimeError):
+        loss(output, target)
+    with pytest.raises(UserError, match=r"targets of torch\.float32, shape .* as torch\.int64"):
+        SummedLoss(loss)(output, target)
+    if target.dim() == 1:
+        with pytest.raises(UserError, match=r"targets of torch\.float32"):
+            SummedLoss(loss).count(target)

@@ -361,6 +361,19 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
     ),
     "a model of another width": (REGRESSION + "model = nn.Linear(4, 1)\n" + MSE, ["two samples", "mat1 and mat2"]),
     "no model": (REGRESSION + "model = 3\n" + MSE, ["model gives a int, no nn.Module"]),
+    "class numbers with a fraction's dtype": (
+        CLASSES.replace("% 4", "% 4.0") + "loss = nn.CrossEntropyLoss()\n",
+        [
+            "mine.py: train_data gives targets of torch.float32, shape (2,)",
+            "CrossEntropyLoss takes the classes' numbers as torch.int64, or a probability of each class",
+            "target.long()",
+        ],
+    ),
+    "pixels' class numbers with a fraction's dtype": (
+        HEADER + "train_data = [(torch.rand(3, 5), torch.zeros(5))] * 4\nmodel = nn.Conv1d(3, 2, 1)\n"
+        "loss = nn.NLLLoss()\n",
+        ["targets of torch.float32, shape (2, 5); NLLLoss takes the classes' numbers as torch.int64\n"],
+    ),
     "reduction none": (LINEAR + "loss = nn.MSELoss(reduction='none')\n", ["reduction='none'"]),
     "reduction sum": (LINEAR + "loss = nn.MSELoss(reduction='sum')\n", ["reduction='sum'"]),
     "class weights": (CLASSES + "loss = nn.CrossEntropyLoss(weight=torch.ones(4))\n", ["weighted mean", "loss_sum"]),

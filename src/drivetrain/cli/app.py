@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from drivetrain.cli.arguments import example
+from drivetrain.cli.program import Program
 from drivetrain.runtime.library_messages import VERBOSE, hush
 
 CODES = "Exit codes: 0 done, 1 failed while running, 2 refused before any work, 130 / 143 saved after Ctrl-C / SIGTERM."
@@ -89,7 +90,7 @@ def app_of(words: Iterable[str]) -> typer.Typer:
 
 @functools.cache
 def _program_of(verbs: tuple[str, ...]) -> typer.Typer:
-    made = typer.Typer(
+    made = Program(
         help=f"Train a PyTorch model under any precision and engine from one run file.\n\n{CODES}",
         no_args_is_help=True,
         pretty_exceptions_enable=False,

@@ -14,12 +14,13 @@ from rich.table import Column, Table
 from drivetrain.cli.arguments import example, here, path_argument, path_option, run_file_here
 from drivetrain.cli.console import errors, print_notices, wide
 from drivetrain.cli.console import output as screen
+from drivetrain.cli.program import Program
 from drivetrain.runtime.strict_json import dumps
 
 if TYPE_CHECKING:
     from drivetrain.checkpoint.convert.foreign import Note
 
-checkpoint = typer.Typer(
+checkpoint = Program(
     help="Look into checkpoints, verify them, convert them.",
     no_args_is_help=True,
     epilog=example("drivetrain checkpoint inspect runs/digits", "drivetrain checkpoint verify runs/digits"),

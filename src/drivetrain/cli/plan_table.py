@@ -21,7 +21,7 @@ def render(plan: Plan, command: str) -> Group:
     """Returns the plan for a reader. command: `drivetrain train run.yaml` with the user's overrides."""
     from drivetrain.plan.questions import FIGURES, path_of
 
-    parts: list[RenderableType] = [_table(plan), *map(Text, _not_in_table(plan)), Text()]
+    parts: list[RenderableType] = [_table(plan), *map(Text, _below_table(plan)), Text()]
     if plan.choice is not None:
         parts += [Text("The line to type:", style="bold"), Text(f"  {line_of(plan.choice, command)}"), Text()]
     parts.append(Text.assemble(("The questions that led there", "bold"), f" ({FIGURES}):"))
@@ -54,11 +54,13 @@ def _table(plan: Plan) -> Table:
     return table
 
 
-def _not_in_table(plan: Plan) -> Iterator[str]:
-    """Yields sentences about the ways that have no row."""
-    from drivetrain.plan.columns import shown_rows
+def _below_table(plan: Plan) -> Iterator[str]:
+    """Yields what is held beside the tensors of the rows, and sentences about the ways that have no row."""
+    from drivetrain.plan.columns import held_beside, shown_rows
 
     rows, left_out = shown_rows(plan)
+    if beside := held_beside(plan):
+        yield beside
     slow = list(dict.fromkeys(row.run.engine.label for row in rows if row.at_best is not None))
     if slow:
         least = min(row.at_best for row in rows if row.at_best is not None)

@@ -45,6 +45,7 @@ def report_table(report: RunReport) -> Table:
         "sent a step": _sent(report),
         "stages wait": _waiting(report),
         **{name: f"{value:.4f}" for name, value in report.metrics.items()},
+        "answers": report.answered,
         "chance": escape(report.chance),
         "planned": "" if report.planned is None else escape(report.planned.way),
         "departs from its plan": escape("\n".join(report.departures)),
@@ -179,4 +180,5 @@ def _flops(report: RunReport) -> str:
     if report.flops_per_second is None:
         return ""
     share = "" if report.flops_share is None else f" ({report.flops_share:.0%} of the device's measured matmul rate)"
-    return f"{flops_text(report.flops_per_second)}{share}"
+    why = f" ({report.why_no_flops_share})" if report.why_no_flops_share else share
+    return f"{flops_text(report.flops_per_second)}{why}"

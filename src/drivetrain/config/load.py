@@ -202,7 +202,9 @@ def _problem(detail: ErrorDetails, raw: dict[str, Any]) -> Problem:
         return Problem(field, "is required and was not given", documentation or "add it to the run file")
     message = EXPECTED.get(detail["type"]) or detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    fix = _meant(detail, info, field) or documentation or "correct the value"
+    fix = (
+        str(detail.get("ctx", {}).get("fix", "")) or _meant(detail, info, field) or documentation or "correct the value"
+    )
     return Problem(field, f"{without_secrets(_in_yaml(detail['input']))} was given; {message}", fix)
 
 

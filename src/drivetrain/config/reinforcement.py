@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from drivetrain.config.adapter import Adapter
 from drivetrain.config.base import Frozen, PathOrId, decides_memory, doc
@@ -65,10 +66,22 @@ Correction = Literal["token_truncate", "token_mask", "sequence_truncate", "seque
 USUAL_LOSS: dict[str, LossName] = {GRPO: "grpo", RLOO: "rloo", PPO: "ppo"}
 
 
+def _named(given: Any) -> Any:
+    """Returns a reward's name. Raises an error with its remedy for a function itself."""
+    if not callable(given):
+        return given
+    name = getattr(given, "__name__", "function")
+    module = getattr(given, "__module__", None) or "__main__"
+    there = "put it into a file such as my_rewards.py, and " if module == "__main__" else ""
+    fix = f"{there}write it as module:function, '{'my_rewards' if there else module}:{name}'"
+    why = "a reward is named, since it runs in processes of its own, which import it"
+    raise PydanticCustomError("function", "{why}", {"why": why, "fix": fix})
+
+
 class Reward(Frozen):
     """One reward for an answer. Several are added up."""
 
-    use: str | None = doc(
+    use: Annotated[str | None, BeforeValidator(_named)] = doc(
         "exact_match, regex, math, code, length, or a function of your own as package.module:name (give it or model)",
         None,
     )
@@ -98,7 +111,7 @@ class Reward(Frozen):
 
 def _rewards(given: Any) -> Any:
     listed = given if isinstance(given, list) else [given]
-    return [{"use": each} if isinstance(each, str) else each for each in listed]
+    return [{"use": each} if isinstance(each, str) or callable(each) else each for each in listed]
 
 
 class Reinforcement(ReferenceBlock):

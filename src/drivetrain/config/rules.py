@@ -51,17 +51,28 @@ def _check_here(run: RunConfig, machine: Machine, knows_engine: bool = True) -> 
 
 def judged_anywhere(run: RunConfig, found: Sequence[Problem]) -> list[Problem]:
     """Returns the problems of a run on any machine, at most one a field. found: those of its file."""
-    reported = {problem.field for problem in found}
+    reported = _reported(found)
     others = check_anywhere(run, ENGINE not in reported)
     return [*found, *(problem for problem in others if problem.field not in reported)]
 
 
 def judged(run: RunConfig, found: Sequence[Problem], machine: Machine) -> tuple[RunConfig, list[Problem]]:
     """Returns the run with its open fields filled in for this machine, and all problems, at most one a field."""
-    reported = {problem.field for problem in found}  # a field that was taken out is not reported missing too
+    reported = _reported(found)
     run, knows_engine = resolved(run, machine), ENGINE not in reported
     others = [*check_anywhere(run, knows_engine), *_check_here(run, machine, knows_engine)]
     return run, [*found, *(problem for problem in others if problem.field not in reported)]
+
+
+def _reported(found: Sequence[Problem]) -> set[str]:
+    """Returns the fields that were taken out of a run, which are not reported missing too. Of an entry of a list these
+    are also the entry and the list, which may be empty without it: rewards.0.use, rewards.0, rewards."""
+    fields = set()
+    for problem in found:
+        parts = problem.field.split(".")
+        first = next((place for place, part in enumerate(parts) if part.isdecimal()), len(parts))
+        fields |= {".".join(parts[:end]) for end in range(first, len(parts) + 1)}
+    return fields
 
 
 # --- what cannot work ----------------------------------------------------------------------------------------------

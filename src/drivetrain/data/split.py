@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from drivetrain.errors import problem
+from drivetrain.errors import clipped, problem
+
+MOST_OF_A_NAME = 40  # characters of a class that a message shows
 
 
 def stratified_split(
@@ -20,7 +23,7 @@ def stratified_split(
     classes, counts = np.unique(labels, return_counts=True)
     if counts.min() < 2:
         small = [name if class_names is None else class_names[name] for name in classes[counts < 2]]
-        names = ", ".join(map(str, small[:5])) + (" ..." if len(small) > 5 else "")
+        names = few_names(small)
         raise problem(
             field,
             f"a class of one sample cannot be in both training and evaluation data: {names}",
@@ -35,6 +38,12 @@ def stratified_split(
         )
     evaluation = _drawn(labels, size, seed)
     return np.setdiff1d(np.arange(len(labels)), evaluation, assume_unique=True), evaluation
+
+
+def few_names(names: Sequence[Any]) -> str:
+    """Returns the first names of classes for a message, and of a long one its beginning: it may be a whole text."""
+    first = (clipped(" ".join(str(each).split()), MOST_OF_A_NAME) for each in names[:5])
+    return ", ".join(first) + (" ..." if len(names) > 5 else "")
 
 
 def _drawn(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
@@ -94,5 +103,5 @@ def limit_note(labels: np.ndarray, kept: np.ndarray, field: str) -> str | None:
     lost = np.setdiff1d(labels, labels[kept])
     if not len(lost):
         return None
-    names = ", ".join(map(str, lost[:5])) + (" ..." if len(lost) > 5 else "")
+    names = few_names(lost.tolist())
     return f"{field}={len(kept)} leaves no sample of {len(lost)} of {len(np.unique(labels))} classes: {names}"

@@ -18,13 +18,17 @@ from drivetrain.data.bad_rows import BadRow, too_many
 from drivetrain.data.data_files import data_files, is_there
 from drivetrain.data.encodings import not_utf8
 from drivetrain.data.mapped_texts import MappedTexts
+from drivetrain.data.split import MOST_OF_A_NAME
 from drivetrain.data.table_blocks import IN_BLOCKS
 from drivetrain.data.tables import LINES, check_file, column, may_be_hub_id, read_table, with_header_hint
 from drivetrain.data.text_rows import WHYS, TextRows, nothing_usable, open_text_rows, place_of_row
-from drivetrain.errors import Problem, UserError, problem, together
+from drivetrain.errors import Problem, UserError, clipped, problem, together
 
 if TYPE_CHECKING:
     import pandas as pd  # as in tables.py
+
+ALL_UNLIKE = 0.9  # different labels for each row, from which on they are hardly classes
+FEWEST_FOR_COLUMNS = 10  # rows, of which fewer say nothing of their columns
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ def read_texts(config: TextData, path: str, field: str, labelled: bool = True, s
         texts, warning = _mapped(path, field, config, wanted)
     if labelled:  # to predict for, each other row has its prediction all the same
         _check_few_are_bad(texts, config, path, field)
+    if labelled and split == "train":  # a few evaluation texts may have one of each class
+        _check_columns(texts, config)
     return replace(texts, warning=warning)
 
 
@@ -207,6 +213,23 @@ def _strings(values: pd.Series) -> list[str]:
     return ["" if pd.isna(value) else str(value) for value in values.astype(object)]
 
 
+def _check_columns(texts: Texts, config: TextData) -> None:
+    """Raises UserError where nearly each row is a class of its own: its labels are texts, as of swapped columns."""
+    count, classes = len(texts.numbers), len(np.unique(texts.numbers))
+    if count < FEWEST_FOR_COLUMNS or classes < ALL_UNLIKE * count:
+        return
+    text, label = config.text_column, config.label_column
+    if text == label:
+        fix = "text_column is the same one: give the column with the classes as label_column"
+    elif len(set(texts.first)) <= count / 2:
+        fix = f"the columns look swapped: give text_column={label} label_column={text}"
+    else:
+        fix = "give the column with the classes as label_column"
+    example = clipped(" ".join(texts.label_names[texts.numbers[0]].split()), MOST_OF_A_NAME)
+    why = f"column {label} has {classes:,} different labels in {count:,} rows, nearly one for each: {example!r}"
+    raise problem("workload.data.label_column", why, fix)
+
+
 def class_names(labels: Collection[str], field: str, count: int | None = None, column: str = "") -> list[str]:
     """Returns the classes, sorted, as numbers if all are. Raises UserError if there is only one. count: samples, if
     `labels` has each once.
@@ -217,7 +240,7 @@ def class_names(labels: Collection[str], field: str, count: int | None = None, c
     if len(names) < 2:
         raise problem(
             field,
-            f"all {count:,} training samples are of one class, {next(iter(names))!r}",
+            f"all {count:,} training samples are of one class, {clipped(next(iter(names)), MOST_OF_A_NAME)!r}",
             "give training data of two classes or more (a part cut off a file that is sorted by label has one)"
             + (f", or the column with the classes as label_column, if {column!r} is not it" if column else ""),
         )
@@ -239,8 +262,7 @@ def encode(labels: np.ndarray, names: Sequence[str], path: str, field: str) -> n
     numbers = {name: number for number, name in enumerate(names)}
     unknown = sorted({str(label) for label in labels} - numbers.keys())
     if unknown:
-        shown = ", ".join(repr(label) for label in unknown[:5])
-        raise problem(
-            field, f"{path} has labels that the training data lack: {shown}", f"known: {', '.join(names[:20])}"
-        )
+        shown = ", ".join(repr(clipped(label, MOST_OF_A_NAME)) for label in unknown[:5])
+        known = ", ".join(clipped(name, MOST_OF_A_NAME) for name in names[:20])
+        raise problem(field, f"{path} has labels that the training data lack: {shown}", f"known: {known}")
     return np.array([numbers[label] for label in labels], dtype=np.int64)

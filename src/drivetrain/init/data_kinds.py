@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from drivetrain.data.language.preference_rows import Preferences
 from drivetrain.errors import problem
 
 ROWS = 2000  # looked at
@@ -50,6 +51,18 @@ class Conversations:
 
 
 @dataclass(frozen=True)
+class PreferenceRows:
+    """holds: pairs of a chosen and a rejected answer, or answers labelled as desirable or not. columns: as those of
+    `Conversations`; none where the reader finds them."""
+
+    path: str
+    holds: Preferences
+    rows: int
+    sample: Sequence[str]
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Documents:
     path: str
     sample: str
@@ -79,7 +92,7 @@ class PictureTable:
     sides: Sequence[tuple[int, int]]
 
 
-Kind = LabelledTexts | Conversations | Documents | ClassFolders | PictureTable
+Kind = LabelledTexts | Conversations | PreferenceRows | Documents | ClassFolders | PictureTable
 
 
 def is_chinese(texts: Iterable[str]) -> bool:
@@ -126,18 +139,24 @@ def _of_table(path: Path, text: str | None, label: str | None) -> Kind:
 def _kind_of_table(path: Path, table: Any, text: str | None, label: str | None, short: int) -> Kind:
     columns = [str(name) for name in table.columns]
     rows = table.head(ROWS).to_dict("records")
+    if text is None and label is None:
+        from drivetrain.init.preferences import preferences_of
+
+        preferences = preferences_of(path, columns, len(table))
+        if preferences is not None:
+            return preferences
     for name, formatting in (("messages", "openai"), ("conversations", "sharegpt")):
         if name in columns:
-            return Conversations(str(path), formatting, len(table), _texts_within(rows))
+            return Conversations(str(path), formatting, len(table), texts_within(rows))
     pictures = _pictures(path, table, columns, rows, label)
     if pictures is not None:
         return pictures
-    asked, answered = _named(columns, ASKED), _named(columns, ANSWERED)
+    asked, answered = named(columns, ASKED), named(columns, ANSWERED)
     if asked and answered and text is None and label is None:
         given = {"prompt": asked, "response": answered}
         own = {"prompt": "instruction", "response": "output"}
         differing = {name: found for name, found in given.items() if found != own[name]}
-        return Conversations(str(path), "alpaca", len(table), _texts_within(rows), differing)
+        return Conversations(str(path), "alpaca", len(table), texts_within(rows), differing)
     return _labelled(path, table, columns, text, label, short)
 
 
@@ -191,7 +210,7 @@ def _is_header(table: Any, columns: list[str]) -> bool:
     return True
 
 
-def _named(columns: Sequence[Any], names: Sequence[str]) -> str | None:
+def named(columns: Sequence[Any], names: Sequence[str]) -> str | None:
     lower = {str(column).lower(): column for column in columns}
     return next((lower[name] for name in names if name in lower), None)
 
@@ -200,7 +219,7 @@ def _label(table: Any, names: list[Any], text: str | None) -> Any:
     """Returns the column with a usual name for labels, else the one with the fewest different values, few for the
     number of rows."""
     plain = [name for name in names if name != text and not _nested(table[name])]
-    found = _named(plain, LABELS)
+    found = named(plain, LABELS)
     if found is not None:
         return found
     counts = {name: table[name].nunique() for name in plain}
@@ -211,7 +230,7 @@ def _label(table: Any, names: list[Any], text: str | None) -> Any:
 def _text(table: Any, names: list[Any]) -> Any:
     """Returns the column with a usual name for texts, else the one with the longest values."""
     plain = [name for name in names if not _nested(table[name])]
-    found = _named(plain, TEXTS)
+    found = named(plain, TEXTS)
     if found is not None:
         return found
     lengths = {name: table[name].head(ROWS).astype(str).str.len().mean() for name in plain}
@@ -243,7 +262,7 @@ def _pictures(path: Path, table: Any, columns: list[str], rows: list[Any], label
     return PictureTable(str(path), source, image, own, beside, classes, len(table), sides)
 
 
-def _texts_within(rows: Iterable[Any]) -> list[str]:
+def texts_within(rows: Iterable[Any]) -> list[str]:
     """Returns all texts of some rows, however deeply they are nested."""
     found: list[str] = []
 

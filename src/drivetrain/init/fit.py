@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
-from drivetrain.errors import problem
+from drivetrain.errors import counted, problem
 from drivetrain.init.catalogue import recipe
 from drivetrain.init.data_kinds import (
     ClassFolders,
@@ -20,12 +19,16 @@ from drivetrain.init.data_kinds import (
     Kind,
     LabelledTexts,
     PictureTable,
+    PreferenceRows,
     is_chinese,
 )
+from drivetrain.init.fit_language import conversations, documents, preferences
+from drivetrain.init.fitted import Fitted, fit_batch, listed
 
 RECIPES: dict[type, str] = {
     LabelledTexts: "hotel-bert",
     Conversations: "alpaca-sft",
+    PreferenceRows: "alpaca-sft",
     Documents: "shakespeare-char",
     ClassFolders: "cifar10-small",
     PictureTable: "cifar10-small",
@@ -33,27 +36,14 @@ RECIPES: dict[type, str] = {
 TYPES = {  # the workload of a recipe that data of this kind can be put into
     LabelledTexts: "text_classification",
     Conversations: "language_model",
+    PreferenceRows: "language_model",
     Documents: "language_model",
     ClassFolders: "image_classification",
     PictureTable: "image_classification",
 }
-MOST_EVALUATIONS = 20  # of a run that was made longer
-LEAST_STEPS = 200  # of a run: a model that starts from scratch learns nothing in a few
-STEPS_AN_EPOCH = 4  # at least: a batch of more than a quarter of the data would teach little
 LENGTHS = (64, 128, 256)  # tokens of a text that a small BERT is given: attention takes the square of them
 MOST_VOCABULARY = 21_000  # BERT's own for Chinese
 SIZES = (32, 64, 96, 128, 224)  # pixels
-MOST_DISTINCT = 8000  # characters that a model may have one by one
-
-
-@dataclass
-class Fitted:
-    """A fitted recipe. decisions: one sentence each, for comments at the top of the file. beside: further files by
-    their endings."""
-
-    text: str
-    decisions: list[str]
-    beside: dict[str, str] = field(default_factory=dict)
 
 
 def fitted(kind: Kind, name: str | None, stem: str) -> Fitted:
@@ -83,6 +73,7 @@ def kind_name(kind: Kind) -> str:
     names: dict[type, str] = {
         LabelledTexts: "Labelled texts",
         Conversations: "Conversations",
+        PreferenceRows: "Preferences",
         Documents: "Plain texts",
         ClassFolders: "Pictures in a folder a class",
         PictureTable: "Pictures with a table of labels",
@@ -125,8 +116,9 @@ def _labelled_texts(run: Any, kind: LabelledTexts, made: Fitted, stem: str) -> N
     data["max_length"] = length
     run["precision"] = "fp32"
     balanced = _few_of_a_class(kind)
+    columns = f"Text: column {kind.text}; label: column {kind.label}, with {listed(kind.classes)}"
     made.decisions += [
-        f"Text: column {kind.text}; label: column {kind.label}, with {_listed(kind.classes)}; {kind.rows:,} rows"
+        f"{columns}; {counted(kind.rows, 'row')}"
         + (
             f", of which {kind.unusable}: these are left out while they are at most 5 % of all (bad_rows)."
             if kind.unusable
@@ -138,67 +130,13 @@ def _labelled_texts(run: Any, kind: LabelledTexts, made: Fitted, stem: str) -> N
         *([f"Columns that are not read: {', '.join(kind.others)}."] if kind.others else []),
         *balanced,
     ]
-    _batch(run, kind.rows * 0.9, made)
+    fit_batch(run, kind.rows * 0.9, made)
 
 
 def _few_of_a_class(kind: LabelledTexts) -> list[str]:
     if kind.rows >= 10 * len(kind.classes):
         return []
     return [f"There are few rows for {len(kind.classes)} classes: metrics will vary much."]
-
-
-def _conversations(run: Any, kind: Conversations, made: Fitted, stem: str) -> None:
-    del stem
-    chinese, characters = is_chinese(kind.sample), sum(map(len, kind.sample))
-    data, model = run["workload"]["data"], run["workload"]["model"]
-    source: Any = {"path": kind.path, "formatting": kind.formatting}
-    if kind.columns:
-        source["columns"] = dict(kind.columns)
-    data.pop("registry", None)
-    data["train"] = [source]
-    own_model = "path" in model
-    if not own_model:
-        size = 8000 if characters > 200_000 else 2000 if characters > 30_000 else 400
-        model["vocabulary_size"] = size
-        model.yaml_set_comment_before_after_key(
-            "tokenizer",
-            before="from scratch, to see it work; to fine-tune a model of your own give path: FOLDER in place of all "
-            "this, leave template out, and lower the learning rate (lr: 1.0e-5)",
-            indent=4,
-        )
-        made.decisions.append(f"A small Llama from scratch, with a tokenizer of {size:,} tokens made of these texts.")
-    data["bad_rows"] = "drop"
-    made.decisions += [
-        f"{kind.rows:,} rows in the format of {kind.formatting}{' (Chinese)' if chinese else ''}; "
-        "replies are trained, the rest is only read.",
-        *(
-            [f"Columns: {', '.join(f'{own} is {found}' for own, found in kind.columns.items())}."]
-            if kind.columns
-            else []
-        ),
-        "Rows that cannot be used are left out, up to 5 % of them, and counted (bad_rows).",
-    ]
-    _batch(run, kind.rows * 0.95, made)
-
-
-def _documents(run: Any, kind: Documents, made: Fitted, stem: str) -> None:
-    del stem
-    data, model = run["workload"]["data"], run["workload"]["model"]
-    distinct = len(set(kind.sample))
-    data["train"] = kind.path
-    if model.get("tokenizer") == "characters" and distinct > MOST_DISTINCT:
-        model["tokenizer"], model["vocabulary_size"] = "bpe", 8000
-    chinese = is_chinese([kind.sample])
-    made.decisions += [
-        f"{kind.characters:,} characters{' (Chinese)' if chinese else ''}; a token is "
-        f"{'a character' if model.get('tokenizer') == 'characters' else 'a piece of a word'}.",
-        "To go on with a model of your own, give path: FOLDER in place of tokenizer and config.",
-    ]
-    windows = kind.characters * 0.9 / int(data.get("length", 256))
-    if windows < 10:
-        why = f"{kind.path} has {kind.characters:,} characters: too few to learn a language from"
-        raise problem("--data", why, "give a longer text")
-    _batch(run, windows, made)
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------
@@ -214,7 +152,7 @@ def _class_folders(run: Any, kind: ClassFolders, made: Fitted, stem: str) -> Non
     else:
         data["evaluation"] = kind.evaluation
     held_out = f"evaluated on {kind.evaluation}" if kind.evaluation else "a tenth is held out for evaluation"
-    made.decisions.append(f"{kind.pictures:,} pictures of {_listed(kind.classes)}; {held_out}.")
+    made.decisions.append(f"{counted(kind.pictures, 'picture')} of {listed(kind.classes)}; {held_out}.")
     _pictures(run, kind.sides, kind.pictures * (1.0 if kind.evaluation else 0.9), made)
 
 
@@ -228,7 +166,9 @@ def _picture_table(run: Any, kind: PictureTable, made: Fitted, stem: str) -> Non
     data.pop("evaluation", None)
     data["evaluation_fraction"] = 0.1
     columns = f"picture: column {kind.image}; label: column {kind.label}"
-    made.decisions.append(f"{kind.pictures:,} pictures of {_listed(kind.classes)}; {columns}; a tenth is held out.")
+    made.decisions.append(
+        f"{counted(kind.pictures, 'picture')} of {listed(kind.classes)}; {columns}; a tenth is held out."
+    )
     _pictures(run, kind.sides, kind.pictures * 0.9, made)
 
 
@@ -248,39 +188,14 @@ def _pictures(run: Any, sides: Any, samples: float, made: Fitted) -> None:
         made.decisions.append(f"All have {sides[0][0]} x {sides[0][1]} pixels, and stay as they are.")
     if "flip" in data:
         data.yaml_add_eol_comment("take it out where left and right differ: letters, digits, arrows", "flip")
-    _batch(run, samples, made)
-
-
-# --- all -------------------------------------------------------------------------------------------------------------
-
-
-def _batch(run: Any, samples: float, made: Fitted) -> None:
-    """Sets a batch size that gives at least some batches an epoch, and epochs that give at least LEAST_STEPS steps."""
-    most = max(1, int(samples) // STEPS_AN_EPOCH)
-    batch = int(run.get("batch_size", 32))
-    if batch > most:
-        run["batch_size"] = most
-        made.decisions.append(f"There are few samples: a batch has {most} in place of the recipe's {batch}.")
-    loop, an_epoch = run["loop"], max(1, -(-int(samples) // min(batch, most)))
-    if "epochs" in loop and loop["epochs"] * an_epoch < LEAST_STEPS:
-        given, loop["epochs"] = loop["epochs"], -(-LEAST_STEPS // an_epoch)
-        if loop["epochs"] > MOST_EVALUATIONS:
-            run["evaluation"] = {"every_epochs": -(-loop["epochs"] // MOST_EVALUATIONS)}
-        made.decisions.append(
-            f"An epoch has {an_epoch} steps: {loop['epochs']} epochs in place of the recipe's {given} "
-            f"make {loop['epochs'] * an_epoch} steps, which a model from scratch needs to learn anything."
-        )
-
-
-def _listed(classes: tuple[str, ...]) -> str:
-    shown = ", ".join(classes[:6])
-    return f"{len(classes)} classes ({shown}{', ...' if len(classes) > 6 else ''})"
+    fit_batch(run, samples, made)
 
 
 _FIT: dict[type, Callable[[Any, Any, Fitted, str], None]] = {
     LabelledTexts: _labelled_texts,
-    Conversations: _conversations,
-    Documents: _documents,
+    Conversations: conversations,
+    PreferenceRows: preferences,
+    Documents: documents,
     ClassFolders: _class_folders,
     PictureTable: _picture_table,
 }

@@ -78,6 +78,22 @@ HOST = Column("host memory a node", "what the ranks of a node keep there, or on 
 VERDICT = Column("fits", "with a margin; or what is short, or why it is no way to run", lambda _, row: row.verdict)
 
 
+def held_beside(plan: Plan) -> str:
+    """Returns what a verdict counts beside the tensors of the memory column, without which a row that lacks memory
+    looks as if it had some left; "" where no row has any."""
+    memories = [row.costs.memory for row in plan.rows if row.costs is not None and row.costs.memory.allocated]
+    if not memories:
+        return ""
+    shares = sorted({round(100 * (each.reserved / each.allocated - 1)) for each in memories})
+    share = f"{shares[0]}%" if len(shares) == 1 else f"{shares[0]} to {shares[-1]}%"
+    unseen = gib(max(row.unseen[1] for row in plan.rows))
+    return (
+        f"Memory is of tensors. Before it says whether they fit, the plan adds {share} of them, which the allocator "
+        f"holds for the gaps between them, and {unseen} that no trace sees: at most what libraries and the device's "
+        f"context take."
+    )
+
+
 def words_of(row: Row) -> str:
     """Returns the overrides that lead to a row's way."""
     return " ".join(row.overrides) or "as it is"

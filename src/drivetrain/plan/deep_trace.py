@@ -76,8 +76,9 @@ class Tracer:
         except (UserError, RunError, NotLinear) as error:
             self.pairs[way] = None
             costs = step_costs(run, machine, workload, rank)  # raises for its own reason where it cannot be traced
-            why = str(error) if isinstance(error, NotLinear) else "it cannot be traced with fewer"
-            self.notes[f"engine={run.engine.label}: all {blocks} blocks were traced: {why}"] = None
+            few = f"did not predict {error}" if isinstance(error, NotLinear) else "could not be traced alone"
+            note = f"its figures are of all {blocks} blocks; a few blocks, tried first as a short cut, {few}"
+            self.notes[f"engine={run.engine.label}: {note} and were not used"] = None
             return costs
         if way not in self.pairs:
             self.pairs[way] = lower.depth, upper.depth

@@ -29,7 +29,7 @@ NONE = 0.0, 0.0, 0.0
 
 
 class NotLinear(ValueError):
-    """The costs do not grow evenly with the number of blocks; the message says which."""
+    """The costs do not grow evenly with the number of blocks; the message names those that few do not predict."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def check_linear(lowest: DepthTrace, lower: DepthTrace, upper: DepthTrace) -> No
     final = extrapolated(lower, upper, upper.whole)
     off = abs(predicted.memory.allocated - upper.costs.memory.allocated) * scale
     if off > NEAR * final.memory.allocated:
-        raise NotLinear(f"its memory ({off / final.memory.allocated:.1%} off)")
+        raise NotLinear(f"its memory (it would have been {off / final.memory.allocated:.1%} off)")
     for name, call in CALL_BYTES.items():
         found, ends = totals(getattr(upper.costs, name)), totals(getattr(final, name))
         whole = sum(calls * call + moved for calls, _, moved in ends.values())

@@ -8,7 +8,7 @@ from tempfile import TemporaryFile
 from markupsafe import Markup
 
 from drivetrain.errors import counted, last_line, problem
-from drivetrain.plan.columns import columns, shown_rows
+from drivetrain.plan.columns import columns, held_beside, shown_rows
 from drivetrain.plan.page_bars import bars, memory_over_a_step
 from drivetrain.plan.page_chart import chart
 from drivetrain.plan.page_template import rendered
@@ -63,6 +63,7 @@ def as_html(plan: Plan, name: str, command: str) -> str:
         chart=Markup(chart(path)),
         columns=shown,
         rows=[{"chosen": row is plan.choice, "texts": [column.text(plan, row) for column in shown]} for row in rows],
+        beside=held_beside(plan),
         left_out=left_out,
         bars=Markup(bars([row for row in rows if row.costs is not None][:MOST_BARS])),
         timeline=Markup(memory_over_a_step(_timeline(plan))),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivetrain.config.reinforcement import FIELD, Reward
-from drivetrain.rewards.process import FailedCall, RewardProcess
+from drivetrain.rewards.process import FailedCall, RewardProcess, WrongCount
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class AskedReward:
 
     def __init__(self, reward: Reward, number: int) -> None:
         self.reward = reward
+        self.wrong_count: str | None = None  # of a call for several answers that was made again for each
         field = f"{FIELD}.rewards.{number}.use"
         self._processes = [RewardProcess(reward, field) for _ in range(reward.processes)]
         weakref.finalize(self, _close, self._processes)
@@ -80,7 +81,7 @@ class AskedReward:
             try:
                 while not errors:
                     number, group = waiting.get_nowait()
-                    receive(number, _scored(process, group))
+                    receive(number, self._scored(process, group))
             except queue.Empty:
                 return
             except BaseException as error:  # raised again by the thread that asks
@@ -95,18 +96,19 @@ class AskedReward:
         if errors:
             raise errors[0]
 
+    def _scored(self, process: RewardProcess, group: Group) -> list[Scored]:
+        """Returns the values of a group's answers. If the call for all of them fails, each is asked for by itself."""
+        count = len(group.answers)
+        try:
+            return [Scored(*each) for each in process.values(group.given, count)]
+        except FailedCall as error:
+            if count == 1:
+                return [Scored(None, str(error))]
+            if isinstance(error, WrongCount):
+                self.wrong_count = self.wrong_count or str(error)
+        return [each for number in range(count) for each in self._scored(process, group.only(number))]
+
 
 def _close(processes: Sequence[RewardProcess]) -> None:
     for each in processes:
         each.close()
-
-
-def _scored(process: RewardProcess, group: Group) -> list[Scored]:
-    """Returns the values of a group's answers. If the call for all of them fails, each is asked for by itself."""
-    count = len(group.answers)
-    try:
-        return [Scored(*each) for each in process.values(group.given, count)]
-    except FailedCall as error:
-        if count == 1:
-            return [Scored(None, str(error))]
-    return [each for number in range(count) for each in _scored(process, group.only(number))]

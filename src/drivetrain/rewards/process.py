@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from drivetrain.config.reinforcement import Reward
-from drivetrain.errors import problem
+from drivetrain.errors import counted, problem
 
 START_SECONDS = 120.0  # which importing the function's module may take
 LARGEST = 1 << 16  # bytes read at once
@@ -22,6 +22,10 @@ LARGEST = 1 << 16  # bytes read at once
 
 class FailedCall(Exception):
     """A call that gave no rewards; the message has the reason."""
+
+
+class WrongCount(FailedCall):
+    """A call that gave more or fewer rewards than there are answers."""
 
 
 class RewardProcess:
@@ -75,7 +79,7 @@ class RewardProcess:
             raise FailedCall(found.get("error") or ": ".join(found["problem"]))
         values = found["values"]
         if len(values) != count:
-            raise FailedCall(f"it returned {len(values)} rewards for {count} answers")
+            raise WrongCount(f"it returned {counted(len(values), 'reward')} for {counted(count, 'answer')}")
         return [(value, failure) for value, failure in values]
 
     def _asked(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:

@@ -11,7 +11,10 @@ import inspect
 import json
 import math
 import os
+import sysconfig
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import UserError, problem
@@ -20,7 +23,8 @@ from drivetrain.rewards.isolated import Limits, NotIsolated, check_isolation
 from drivetrain.runtime.signals import end_with_parent
 from drivetrain.trust.import_path import import_object
 
-GIVEN = ("prompts", "completions", "completion_ids", "references")
+GIVEN = ("prompts", "completions", "references", "completion_ids")
+OURS = str(Path(verifiers.__file__).parents[1])
 
 
 def main() -> None:
@@ -39,7 +43,7 @@ def main() -> None:
         except UserError as error:
             found = {"problem": [error.problems[0].why, error.problems[0].fix]}
         except Exception as error:  # the user's own code
-            found = {"error": f"{type(error).__name__}: {_text(str, error)}"}
+            found = {"error": f"{type(error).__name__}: {_text(str, error)}{_place(error)}"}
         answers.write(json.dumps(found) + "\n")
         answers.flush()
 
@@ -56,8 +60,11 @@ def _loaded(settings: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
     try:
         inspect.signature(function).bind(**dict.fromkeys(given), **options)
     except TypeError as error:
-        why = f"{path} cannot be called with {', '.join([*given, *options])}: {error}"
-        raise problem(field, why, "give what is missing in its options") from None
+        listed = ", ".join([*given, *options]) or "none of the lists that a reward gets"
+        fix = "give what is missing in its options"
+        if function.__module__ != verifiers.__name__:
+            fix += f", and name its lists as they are called: {', '.join(GIVEN)} (with **others it gets all)"
+        raise problem(field, f"{path} cannot be called with {listed}: {error}", fix) from None
 
     if function is verifiers.code:
         _check_isolation(options, field)
@@ -67,6 +74,18 @@ def _loaded(settings: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
         return asyncio.run(found) if inspect.iscoroutine(found) else found
 
     return call
+
+
+def _place(error: Exception) -> str:
+    """Returns the file and line of the user's own code at which an error came up; empty where it came from no such
+    code. Errors of installed packages have the line that called them."""
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    own = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if not each.filename.startswith((*installed, OURS, "<")) and os.path.isabs(each.filename)
+    ]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
 def _check_isolation(options: dict[str, Any], field: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -22,6 +23,7 @@ NAMES = {
     "samples_per_second": "Samples a second",
     "utilisation": "Utilisation",
 }
+OF_ANSWERS = ("reward", "groups_without_signal")  # means of a batch of answers that are learned from
 SCALE = {"memory": 2.0**-20}
 
 
@@ -46,7 +48,10 @@ def charts(curve: Curve) -> list[Chart]:
     metrics = dict.fromkeys(name for each in curve.evaluations for name in each["metrics"] if name != "loss")
     found = [
         ("loss", [*_trained(curve, "loss", smooth=True), *_evaluated(curve, "loss", "d1")]),
-        *((name, _evaluated(curve, name, "d2")) for name in metrics),
+        *(
+            (name, [*_made(curve, name), *_evaluated(curve, name, "d2")])
+            for name in dict.fromkeys([*OF_ANSWERS, *metrics])
+        ),
         *((name, _trained(curve, name, smooth=name == "grad_norm")) for name in NAMES if name != "loss"),
     ]
     saved = [each["step"] for each in curve.marks if each["kind"] in ("checkpoint", "best")]
@@ -71,6 +76,15 @@ def _trained(curve: Curve, name: str, smooth: bool) -> list[Line]:
         return [Line("training", "l0", raw)]
     even = smoothed([value * scale for value in values])
     return [Line("", "l0 raw", raw), Line("training, smoothed", "l0", [(steps[at], even[at]) for at in places])]
+
+
+def _made(curve: Curve, name: str) -> list[Line]:
+    """Returns the line of the batches of answers that were learned from."""
+    if name not in OF_ANSWERS:
+        return []
+    values = array("d", (each["metrics"].get(name, math.nan) for each in curve.rollouts))
+    steps = [float(each["step"]) for each in curve.rollouts]
+    return [Line("answers", "l0", [(steps[at], values[at]) for at in thinned(values, MOST_POINTS)])] if values else []
 
 
 def _evaluated(curve: Curve, name: str, look: str) -> list[Line]:

@@ -135,6 +135,7 @@ def _flops(report: RunReport) -> str:
         return ""
     share = report.flops_share
     beside = "" if share is None else f", {share:.0%} of what the device reaches on large matrices"
+    beside = f", {report.why_no_flops_share}" if report.why_no_flops_share else beside
     return flops_text(report.flops_per_second) + beside
 
 

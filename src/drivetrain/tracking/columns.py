@@ -48,6 +48,7 @@ class Curve:
         self.columns = {name: array("d") for name in MEASURED}  # and, of several ranks, utilisation_0, ...
         self._by_rank: list[array[float]] = []
         self.evaluations: list[dict[str, Any]] = []
+        self.rollouts: list[dict[str, Any]] = []  # step and metrics of each batch of answers
         self.marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
         self.num_marks = 0  # of all time: the first ones are dropped
         self.in_words: deque[dict[str, Any]] = deque(maxlen=MOST_IN_WORDS)
@@ -78,6 +79,8 @@ class Curve:
             self.evaluations.append({**at, **fields})
             if event["best"]:
                 self._mark(event["step"], "best", "best evaluation so far")
+        elif kind == "rollout":
+            self.rollouts.append({name: event[name] for name in ("step", "metrics")})
         elif kind == "checkpoint":
             self._mark(event["step"], "checkpoint", Path(event["path"]).name)
         elif kind == "run_started" and event["first_step"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +19,7 @@ from drivetrain.tracking.events import (
     Event,
     Generated,
     MixtureEvaluated,
+    RolledOut,
     RunFinished,
     RunStarted,
     StepDone,
@@ -49,6 +51,12 @@ def _fact(value: str | int | float) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def _of_answers(metrics: Mapping[str, float]) -> str:
+    """Returns the mean reward of a batch of answers, and the share of its groups from which nothing is learned."""
+    names = {"reward": ("reward", ".4f"), "groups_without_signal": ("no signal", ".0%")}
+    return "".join(f"{text} {metrics[name]:{form}}  " for name, (text, form) in names.items() if name in metrics)
+
+
 def plain_console() -> Console:
     """Lines of text on sys.stderr, also where that is a notebook's: rich would show each as HTML of its own."""
     return Console(file=sys.stderr, force_jupyter=False, force_terminal=False, highlight=False)
@@ -64,6 +72,7 @@ class ProgressTracker(Tracker):
         self._task = TaskID(0)
         self._total = 0
         self._last_line = 0.0
+        self._answers = ""  # the newest batch of answers, as step lines have it
 
     def handle(self, event: Event) -> None:
         match event:
@@ -77,8 +86,8 @@ class ProgressTracker(Tracker):
                 self._step(event)
             case EvaluationProgress() if not self._quiet:
                 self._doing(f"evaluating {event.done:,} of {event.total:,} samples", event.step)
-            case Evaluated() | MixtureEvaluated() | Generated() if not self._quiet:
-                self._evaluation(event)
+            case Evaluated() | MixtureEvaluated() | Generated() | RolledOut() if not self._quiet:
+                self._results(event)
             case CheckpointSaved() if not self._quiet and not self._console.is_terminal:
                 self._print(f"step {event.step:>6}  saved {escape(event.path)} ({size_text(event.bytes)})")
             case CheckpointUploaded() if not self._quiet and not self._console.is_terminal:
@@ -86,8 +95,10 @@ class ProgressTracker(Tracker):
             case RunFinished() if event.status != "failed" and not self._quiet:
                 self._finish(event)
 
-    def _evaluation(self, event: Event) -> None:
+    def _results(self, event: Event) -> None:
         match event:
+            case RolledOut():
+                self._answers = _of_answers(event.metrics)
             case Evaluated():
                 values = "  ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
                 best = "  [green]best[/]" if event.best else ""
@@ -132,8 +143,8 @@ class ProgressTracker(Tracker):
 
     def _step(self, event: StepDone) -> None:
         scale = "" if event.scale is None else f"  scale {event.scale:g}  skipped {event.skipped_steps}"
-        terms = "".join(f"  {name} {value:.4f}" for name, value in event.terms.items())
-        text = f"loss {event.loss:.4f}{terms}  norm {event.grad_norm:.3g}  lr {event.lr:.2e}{scale}"
+        terms = "".join(f"  {name} {value:.4f}" for name, value in event.terms.items() if name != "loss")
+        text = f"{self._answers}loss {event.loss:.4f}{terms}  norm {event.grad_norm:.3g}  lr {event.lr:.2e}{scale}"
         rate = f"{rate_text(event.samples_per_second)} samples/s"
         if self._bar is not None:
             self._bar.update(self._task, completed=event.step, description=f"{text}  {rate}")

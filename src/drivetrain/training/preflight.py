@@ -23,6 +23,7 @@ from drivetrain.errors import Problem, UserError
 from drivetrain.runtime import environment
 from drivetrain.runtime.store_cache import with_addresses
 from drivetrain.workloads.base import Samples, Workload
+from drivetrain.workloads.generating import MakesSamples
 
 MOST_REPORTED = 8  # differences of one kind
 REDUCED_BYTES = 2**20
@@ -54,6 +55,13 @@ def same_data(workload: Workload, communicator: Communicator) -> None:
     )
     if problems:
         raise UserError(problems)
+
+
+def start_processes(workload: Workload) -> None:
+    """Starts the processes that samples are made with, such as those of rewards. Raises UserError for a function that
+    cannot be called."""
+    if isinstance(workload, MakesSamples):
+        workload.start_processes()
 
 
 def workload_notes(config: RunConfig, workload: Workload) -> list[str]:

@@ -15,7 +15,7 @@ from drivetrain.errors import RunError
 from drivetrain.runtime.atomic_file import write_whole, writing
 from drivetrain.runtime.strict_json import dumps, restored
 from drivetrain.tracking.jsonl import FILE_NAME, read_events
-from drivetrain.tracking.quantities import figures_text, rate_text, size_text
+from drivetrain.tracking.quantities import figures_text, flops_text, rate_text, size_text
 
 DEPARTS = 0.1  # a measured value that is so far from its plan is reported
 Status = Literal["completed", "stopped_early", "interrupted"]
@@ -44,6 +44,7 @@ class RunReport(BaseModel):
     # whether more is better, of metrics of which that is known; None: an earlier version wrote the report
     directions: dict[str, bool] | None = None
     best: dict[str, Any] | None  # step, metric, value, higher_is_better
+    answers: dict[str, float] = {}  # that were learned from: batches, reward, first_reward, groups_without_signal
     terms: dict[str, float] = {}  # of a loss of several terms, the mean of each at the last point of the curve
     mixture: list[dict[str, Any]] = []  # of each data set: name, samples, share, and its last evaluation
 
@@ -110,6 +111,7 @@ class RunReport(BaseModel):
             "precision": self.precision + (" (emulated)" if self.emulated else ""),
             "engine": self.engine + (f" on {len(self.ranks)} ranks" if len(self.ranks) > 1 else ""),
             **{name: f"{value:.4f}" for name, value in self.metrics.items()},
+            **({"answers": self.answered} if self.answers else {}),
             **({"chance": self.chance} if self.is_chance else {}),
             **({"departs from its plan": "; ".join(self.departures)} if self.departures else {}),
             **({"best": f"{best['metric']} {best['value']:.4f} at step {best['step']}"} if best else {}),
@@ -131,11 +133,33 @@ class RunReport(BaseModel):
         return f"<table><caption>{html.escape(self.name)}</caption>{rows}</table>"
 
     @property
+    def answered(self) -> str:
+        """A sentence about the rewards of the answers that the model learned from; empty for a run that made none."""
+        if not self.answers:
+            return ""
+        size, share = int(self.answers["batches"]), self.answers.get("groups_without_signal")
+        last, first = ("", "") if size == 1 else (f" {size} batches", f" {size}")
+        found = f"reward {self.answers['reward']:.4f} in the last{last or ' batch'}, "
+        found += f"{self.answers['first_reward']:.4f} in the first{first}"
+        return found if share is None else f"{found}; {share:.0%} of the last groups without signal"
+
+    @property
     def flops_share(self) -> float | None:
-        """The achieved share of the device's measured matmul rate."""
-        if self.flops_per_second is None or not self.matmul_flops_per_second:
+        """The achieved share of the device's measured matmul rate; None where that rate is the lower of the two."""
+        if self.flops_per_second is None or not self.matmul_flops_per_second or self.why_no_flops_share:
             return None
         return self.flops_per_second / self.matmul_flops_per_second
+
+    @property
+    def why_no_flops_share(self) -> str:
+        """Why a measured matmul rate is nothing to compare with; empty where it is."""
+        rate = self.matmul_flops_per_second
+        if not rate or (self.flops_per_second or 0) <= rate:
+            return ""
+        return (
+            f"no share: large products, timed after the last step, reached {flops_text(rate)}; other programs probably "
+            "slowed them"
+        )
 
     @property
     def share_of_full_training(self) -> float | None:

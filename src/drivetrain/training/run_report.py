@@ -20,6 +20,7 @@ from drivetrain.training.progress import Progress
 from drivetrain.training.report import RunReport, Status
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.training.workload_rules import best_metric, metric_directions
+from drivetrain.workloads.generating import MakesSamples
 
 
 def earlier_report(folder: RunFolder, status: Status, progress: Progress) -> RunReport | None:
@@ -76,6 +77,7 @@ def report_of(
         metrics=progress.metrics,
         best=None if progress.best is None else {**progress.best, "higher_is_better": metric.higher_is_better},
         directions=metric_directions(config, parts.workload, progress.metrics),
+        answers=parts.workload.rollout_means() if isinstance(parts.workload, MakesSamples) else {},
         terms=progress.terms,
         seconds=progress.elapsed_seconds,
         data=parts.workload.facts,

@@ -118,6 +118,10 @@ class MakesSamples(Workload):
         prompt, which seeds its random draws: a function of the seed, the step and its place in the batch.
         """
 
+    def start_processes(self) -> None:
+        """Starts the processes beside the run that `make_samples` asks. Raises UserError for what cannot run in them: a
+        training calls this before it makes its folder, and a dry run too."""
+
     def stand_ins(self, prompts: Sequence[Any]) -> Sequence[Any]:
         """Returns samples as many, and each as large, as may be made of these prompts: memory is planned with them."""
         return prompts
@@ -129,6 +133,10 @@ class MakesSamples(Workload):
     def rollout(self) -> Rollout | None:
         """Returns the report on the samples that were made last; None where there is nothing to report."""
         return None
+
+    def rollout_means(self) -> dict[str, float]:
+        """Returns means over the newest batches of samples, for the run's report; empty where there are none."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.made_at is None else {"made_at": self.made_at, "made": self.made}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from drivetrain.config.fine_tuning import SFT
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.language_data import LanguageData
 from drivetrain.config.preference import reads_margins
@@ -86,6 +87,9 @@ class LanguageReader:
             raise problem("workload.data.pairs", why, "leave it out, or name their column, columns: {completions: ...}")
         for note in dict.fromkeys(note for each in (*opened, *others) for note in each.notes):
             self.warn(note)
+        if self._config.stage == SFT:
+            for name in dict.fromkeys(each.name for each in (*opened, *others) if each.reads_chosen):
+                self.warn(f"{name} holds preferences: the chosen answers are trained on")
         train: JoinedSamples | StreamedMixture
         evaluation: Sequence[Tokenised]
         if data.stream:
@@ -95,7 +99,7 @@ class LanguageReader:
             read, evaluation = self._read_whole(opened, others, broken)
             train = JoinedSamples(read, mix.in_words)
         if not evaluation:
-            self.warn(f"there are no evaluation data: {_why_none(data)}; workload.data.evaluation gives some")
+            self.warn(f"there are no evaluation data: {why_none(data)}; workload.data.evaluation gives some")
         return LanguageSamples(train, JoinedSamples(evaluation) if evaluation else None, mix)
 
     def read_more(self, path: str, field: str) -> JoinedSamples:
@@ -297,7 +301,9 @@ class LanguageReader:
             self.warnings.append(message)
 
 
-def _why_none(data: LanguageData) -> str:
+def why_none(data: LanguageData) -> str:
+    """Returns why there are no evaluation data."""
     if data.stream:
         return "a stream holds nothing out unless evaluation_rows says so"
-    return "the share held out is less than one sample" if data.evaluation_fraction else "none are held out"
+    share = f"evaluation_fraction={data.evaluation_fraction:g}"
+    return f"{share} of so little data holds none out" if data.evaluation_fraction else "none are held out"

@@ -20,7 +20,7 @@ from drivetrain.errors import UserError, problem
 from drivetrain.workloads.base import Samples
 from drivetrain.workloads.exporting import Dialogue
 from drivetrain.workloads.generating import Prompt
-from drivetrain.workloads.language_data import LanguageReader
+from drivetrain.workloads.language_data import LanguageReader, why_none
 
 FIELD = "workload.generate"
 _EACH_ROLE = (
@@ -41,8 +41,9 @@ def prompts_of(config: LanguageModel, reader: LanguageReader, evaluation: Joined
     if asked is None:
         return []
     if evaluation is None:
-        fix = "give workload.data.evaluation or evaluation_fraction, or leave it out"
-        raise problem(FIELD, "prompts are answered at each evaluation, and there are no evaluation data", fix)
+        why = f"prompts are answered at each evaluation, and there are no evaluation data: {why_none(config.data)}"
+        share = "evaluation_rows" if config.data.stream else "a larger evaluation_fraction"
+        raise problem(FIELD, why, f"give workload.data.evaluation or {share}, or leave {FIELD} out")
     own = [own_prompt(text, reader, config, f"{FIELD}.prompts") for text in asked.prompts]
     found = [*_of_data(config, asked, reader, evaluation), *own]
     if not found:

@@ -93,7 +93,8 @@ class Stream:
         if self.template is not None:
             bad += [BadRow(where, why) for where, why in self.template.refused(talks, self.data.train_on)]
         name = f"the beginning of {self.opened.name}"
-        refuse_bad_rows([DataSet(name, looked_at, bad=bad)], self.field, self.data.bad_rows)
+        held = self.opened.preferences() if bad else None
+        refuse_bad_rows([DataSet(name, looked_at, bad=bad, preferences=held)], self.field, self.data.bad_rows)
 
     def cut(self, conversations: list[Conversation]) -> Cut:
         assert self.template is not None

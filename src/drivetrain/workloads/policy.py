@@ -156,6 +156,9 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
+    def start_processes(self) -> None:
+        self._rewarding.start()
+
     def make_samples(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> Sequence[Sequence[Any]]:
         passes.once(self._rewarding.start)
         each, count = self._each, len(prompts)
@@ -264,7 +267,10 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
 
     def rollout(self) -> Rollout:
         lines = [words_of(each, self.decoded) for each in self.made]
-        return Rollout(self._history.newest, lines, self._history.warnings())
+        return Rollout(self._history.newest, lines, [*self._history.warnings(), *self._rewarding.notes()])
+
+    def rollout_means(self) -> dict[str, float]:
+        return self._history.means()
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "history": self._history.state_dict()}

@@ -13,6 +13,8 @@ from drivetrain.rewards.asking import AskedReward, Group, Scored
 from drivetrain.runtime.journal import Journal
 from drivetrain.workloads.generating import Making, Prompt
 
+ALL_FAILED = "Correct that; train --resume goes on with the answers that came, and asks for their rewards again"
+
 
 @dataclass(frozen=True)
 class Answered:
@@ -32,6 +34,8 @@ class Rewarding:
     def __init__(self, rewards: Sequence[Reward]) -> None:
         self._weights = {each.label: each.weight for each in rewards}
         self._asked = [AskedReward(each, number) for number, each in enumerate(rewards) if each.model is None]
+        self._notes: dict[str, str] = {}  # by label
+        self._reported: set[str] = set()
 
     def start(self) -> None:
         """Starts the processes of all functions together. Raises UserError with every function that cannot be
@@ -49,16 +53,30 @@ class Rewarding:
         scores: by the name of each reward model, of all answers. Raises RunError if a reward failed for all of several
         answers of all ranks together.
         """
-        own: list[list[Scored]] = passes.once(lambda: [self._of(each, groups, passes.journal) for each in self._asked])
-        everyone = passes.of_data_ranks([_Failures.of(each) for each in own])
+        asked_for = passes.once(
+            lambda: [(self._of(each, groups, passes.journal), each.wrong_count) for each in self._asked]
+        )
+        own: list[list[Scored]] = [scored for scored, _ in asked_for]
+        everyone = passes.of_data_ranks([_Failures.of(*each) for each in asked_for])
         for asked, of_ranks in zip(self._asked, zip(*everyone, strict=True), strict=True):
             _refuse_if_all_failed(asked.reward.label, of_ranks)
+            for why in (each.wrong_count for each in of_ranks if each.wrong_count is not None):
+                self._notes.setdefault(asked.reward.label, why)
         found = {name: [Scored(score) for score in of_model] for name, of_model in scores.items()}
         for asked, of_reward in zip(self._asked, own, strict=True):
             found[asked.reward.label] = of_reward
         names = list(self._weights)
         rows = zip(*(found[name] for name in names), strict=True)
         return [_summed(dict(zip(names, row, strict=True)), self._weights) for row in rows]
+
+    def notes(self) -> list[str]:
+        """Returns what a user should know of the calls so far; each thing once."""
+        new = {label: why for label, why in self._notes.items() if label not in self._reported}
+        self._reported |= new.keys()
+        return [
+            f"the reward {label} was asked again for each answer by itself: {why}; return a list with a number for each"
+            for label, why in new.items()
+        ]
 
     def _of(self, asked: AskedReward, groups: Sequence[Sequence[Answered]], journal: Journal) -> list[Scored]:
         """Returns one reward's values of all answers, group after group. Values that failed are not kept: a run that is
@@ -96,23 +114,24 @@ class Rewarding:
 
 @dataclass(frozen=True)
 class _Failures:
-    """Failures of a reward on one rank. first: a reason, if there is one."""
+    """Failures of a reward on one rank. first: a reason, if there is one. wrong_count: as AskedReward has it."""
 
     answers: int
     failed: int
     first: str | None
+    wrong_count: str | None = None
 
     @classmethod
-    def of(cls, scored: Sequence[Scored]) -> _Failures:
+    def of(cls, scored: Sequence[Scored], wrong_count: str | None = None) -> _Failures:
         reasons = [each.failure for each in scored if each.failure is not None]
-        return cls(len(scored), len(reasons), reasons[0] if reasons else None)
+        return cls(len(scored), len(reasons), reasons[0] if reasons else None, wrong_count)
 
 
 def _refuse_if_all_failed(label: str, of_ranks: Sequence[_Failures]) -> None:
     answers, failed = sum(each.answers for each in of_ranks), sum(each.failed for each in of_ranks)
     if failed == answers > 1:
         reason = next(each.first for each in of_ranks if each.first is not None)
-        raise RunError(f"the reward {label} failed for all {answers} answers: {reason}")
+        raise RunError(f"the reward {label} failed for all {answers} answers: {reason}. {ALL_FAILED}")
 
 
 def _group(answers: Sequence[Answered]) -> Group:

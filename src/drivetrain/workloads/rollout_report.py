@@ -108,6 +108,17 @@ class History:
     def newest(self) -> dict[str, float]:
         return self._last[-1]
 
+    def means(self) -> dict[str, float]:
+        """Returns the mean reward and share of groups without signal of the newest batches, the mean reward of as many
+        at the beginning, and how many these are: WINDOW, or half of fewer batches. Empty before the first."""
+        if not self._last:
+            return {}
+        count = WINDOW if self._first != self._last else max(1, len(self._last) // 2)
+        first, last = self._first[:count], self._last[-count:]
+        found = {"batches": float(count), "reward": self._of(last, "reward"), "first_reward": self._of(first, "reward")}
+        share = self._of(last, "groups_without_signal")
+        return found if math.isnan(share) else {**found, "groups_without_signal": share}
+
     def warnings(self) -> list[str]:
         """Returns what has become worth a look; each thing once."""
         if len(self._last) < WINDOW:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import loss as losses
 
-from drivetrain.errors import problem
+from drivetrain.errors import UserError, problem
 from drivetrain.memory.transfers import on_host
 from drivetrain.workloads.user_file import FIELD
 
@@ -61,6 +61,19 @@ class SummedLoss:
     def takes_logits(self) -> bool:
         return isinstance(self._loss, nn.BCEWithLogitsLoss)
 
+    def needs_whole_numbers(self, output: Tensor, target: Tensor) -> bool:
+        """Returns whether targets are numbers of classes with a fraction's dtype, which torch refuses as well."""
+        if not isinstance(self._loss, OVER_CLASSES) or not target.is_floating_point():
+            return False
+        return isinstance(self._loss, nn.NLLLoss) or target.dim() != output.dim()
+
+    def no_classes(self, who: str, target: Tensor) -> UserError:
+        """who: "train_data gives", for instance."""
+        soft = "" if isinstance(self._loss, nn.NLLLoss) else ", or a probability of each class for each sample"
+        name, shape = type(self._loss).__name__, tuple(target.shape)
+        why = f"{who} targets of {target.dtype}, shape {shape}; {name} takes the classes' numbers as torch.int64{soft}"
+        return problem(FIELD, why, "give target.long() in the data, or the loss of numbers (nn.MSELoss())")
+
     def count(self, target: Tensor) -> int:
         if self._over_samples:
             if not target.is_floating_point() and bool((on_host(target) == IGNORED).any()):
@@ -73,11 +86,15 @@ class SummedLoss:
         if self.ignored is None:
             return target.numel()
         if target.is_floating_point():  # class probabilities: (B, classes, ...)
+            if target.dim() < 2:
+                raise self.no_classes("the data give", target)
             return target.numel() // target.shape[1]
         return int((on_host(target) != self.ignored).sum())
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         """Returns a scalar, in fp32."""
+        if self.needs_whole_numbers(output, target):
+            raise self.no_classes("the data give", target)
         count = self.count(target)
         if not count:  # the mean of no terms is NaN; their sum is 0
             return output.float().sum() * 0.0

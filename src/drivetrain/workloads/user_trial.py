@@ -65,6 +65,8 @@ class Trial:
             has = ", ".join(map(repr, batch))
             raise problem(FIELD, f"a batch has no 'target', but {has}", "name it so, or define loss_sum and count")
         output, target = output_of(model, batch), batch["target"]
+        if self._loss.needs_whole_numbers(output, target):
+            raise self._loss.no_classes(f"{self._file.path}: train_data gives", target)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             summed = self._loss(output, target)

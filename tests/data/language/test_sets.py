@@ -189,7 +189,37 @@ def test_preferences_are_trained_on_the_chosen_answer_and_it_is_reported(tmp_pat
     path = write_lines(tmp_path / "a.jsonl", [{"instruction": "a", "input": "", "chosen": "good", "rejected": "bad"}])
     (found,) = opened(path)
     assert read_set(found, 0, FIELD).conversations[0].messages[-1].content == "good"
-    assert found.notes == ["a.jsonl holds preferences: the chosen answers are trained on"]
+    assert found.reads_chosen
+
+
+PAIR = {"chosen": "good", "rejected": "bad"}
+
+
+@pytest.mark.parametrize("bad_rows", ["error", "drop"])
+@pytest.mark.parametrize(
+    ("row", "source", "stages"),
+    [
+        ({"prompt": "a", **PAIR}, {}, "dpo.* orpo, simpo, cpo; reward"),
+        ({**OPENAI, **PAIR}, {"formatting": "openai"}, "dpo.*reward"),
+        ({**SHAREGPT, **PAIR}, {"formatting": "sharegpt"}, "dpo.*reward"),
+        ({"prompt": "a", "completion": "b", "label": False}, {}, "kto"),
+        ({**OPENAI, "label": False}, {}, "kto"),
+        ({"instruction": "a", "output": "b", "kto_tag": "false"}, {"formatting": "alpaca"}, "kto"),
+    ],
+)
+def test_preferences_where_replies_are_learned_are_named_with_the_stages_that_read_them(
+    tmp_path: Path, row: Row, source: dict[str, Any], stages: str, bad_rows: Any
+) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [row] * 3)
+    with pytest.raises(UserError, match=f"its rows (.|\n)*give workload.stage: {stages}") as caught:
+        refuse_bad_rows(read({"path": path, **source}), FIELD, bad_rows)
+    assert len(caught.value.problems) == 1
+    assert "bad_rows" not in str(caught.value)
+
+
+def test_a_single_reply_to_avoid_is_left_out_where_rows_may_be(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{**OPENAI, "label": False}, *[{**OPENAI, "label": True}] * 9])
+    refuse_bad_rows(read(path), FIELD, "drop")
 
 
 def test_some_samples_are_drawn_by_the_seed_in_their_order(talks: str, texts: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from drivetrain.config.language_data import DataSource
 from drivetrain.config.language_stages import SampleKind
 from drivetrain.data.language.conversation_formats import guess_formatting
+from drivetrain.data.language.preference_rows import preference_problem, preferences_in
 from drivetrain.data.language.registry import Entry
 from drivetrain.data.language.row_schema import PREFERENCE, RowSchema
 from drivetrain.data.language.scored_rows import scored_schema
@@ -51,11 +52,21 @@ def form_of(source: DataSource, entry: Entry | None, rows: Rows, field: str, kin
         return RowSchema("trl", named, tags, ranking=True, labels=True)
     try:
         return replace(guess_formatting(first, field, source.path, columns, tags), labels=labels)
-    except UserError:
-        if not any(isinstance(row.get("text"), str | LongText) for row in first):
-            raise
-        why = f"{source.path} holds texts, and no conversations of a format that is known"
-        raise problem(field, why, f"{fix}, or formatting and columns") from None
+    except UserError as error:
+        raise _no_conversations(error, first, source.path, field, kind) from None
+
+
+def _no_conversations(
+    error: UserError, first: Sequence[Mapping[str, Any]], path: str, field: str, kind: SampleKind
+) -> UserError:
+    """Returns the error that names what the rows hold instead, where that is known; else the error given."""
+    held = preferences_in(first) if kind == "conversations" else None
+    if held is not None:
+        return UserError([preference_problem(path, held, field)])
+    if not any(isinstance(row.get("text"), str | LongText) for row in first):
+        return error
+    why = f"{path} holds texts, and no conversations of a format that is known"
+    return problem(field, why, "give workload.stage=pretrain, or formatting and columns")
 
 
 def _form_of_steps(

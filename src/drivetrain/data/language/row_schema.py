@@ -172,7 +172,7 @@ def check_is_to_learn_from(row: Mapping[str, Any], form: RowSchema) -> None:
     read = set(form.named.values())
     for name in KTO_TAGS:
         value = row.get(name)
-        if name not in read and (value is False or (isinstance(value, str) and value.strip().lower() == "false")):
+        if name not in read and marks_to_avoid(value):
             raise RowError(
                 f"its {name} is false: a reply to avoid, as in KTO data, not one to learn from (a column that says "
                 "something else needs another name)"
@@ -182,6 +182,11 @@ def check_is_to_learn_from(row: Mapping[str, Any], form: RowSchema) -> None:
             "it has a chosen and a rejected reply beside the conversation: preference data, of which only chosen "
             "replies that are texts or single messages are read (without these two columns the conversation is)"
         )
+
+
+def marks_to_avoid(value: Any) -> bool:
+    """Returns whether a label is false, or the text "false"."""
+    return value is False or (isinstance(value, str) and value.strip().lower() == "false")
 
 
 def kind(value: Any) -> str:

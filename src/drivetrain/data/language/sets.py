@@ -14,7 +14,7 @@ from drivetrain.config.bad_rows import BadRows, most_dropped
 from drivetrain.config.language_data import DataSource, LanguageData
 from drivetrain.config.language_stages import SampleKind
 from drivetrain.data.array_store import default_root
-from drivetrain.data.bad_rows import BadRow, allowance, too_many
+from drivetrain.data.bad_rows import BadRow, allowance, exceeds, too_many
 from drivetrain.data.data_files import is_pattern, is_there
 from drivetrain.data.json_rows import BrokenRows
 from drivetrain.data.language.conversation_formats import (
@@ -25,6 +25,7 @@ from drivetrain.data.language.conversation_formats import (
 )
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.documents import Text, stored_texts
+from drivetrain.data.language.preference_rows import Preferences, preference_problem, preferences_in
 from drivetrain.data.language.registry import Entry, find, read_registry
 from drivetrain.data.language.row_forms import LOOKED_AT, form_of, keys_of, text_column_of
 from drivetrain.data.language.row_schema import RowError, RowSchema, check_utf8, kind
@@ -59,6 +60,7 @@ class DataSet:
     warning: str | None = None  # where what was read cannot be kept on disk
     starts: np.ndarray | None = None
     makes_pairs: bool = False
+    preferences: Preferences | None = None  # what rows hold where they are read as single replies, and some cannot be
 
     def of_rows(self, numbers: np.ndarray) -> Sequence[Conversation]:
         """Returns the conversations of usable rows, all those of a row together."""
@@ -93,10 +95,20 @@ class OpenSet:
 
     @property
     def notes(self) -> list[str]:
-        notes = [f"none of the first {LOOKED_AT} rows of {self.name} has the column {each!r}" for each in self.unseen]
-        if self.form is not None and self.form.ranking and not self.form.pairs:
-            notes.append(f"{self.name} holds preferences: the chosen answers are trained on")
-        return notes
+        return [f"none of the first {LOOKED_AT} rows of {self.name} has the column {each!r}" for each in self.unseen]
+
+    @property
+    def reads_chosen(self) -> bool:
+        """Returns whether of rows with a chosen and a rejected answer the chosen one is read as the reply."""
+        form = self.form
+        return form is not None and form.ranking and not (form.pairs or form.labels or form.steps)
+
+    def preferences(self) -> Preferences | None:
+        """Returns what the rows hold if they are read as single replies and are none."""
+        form = self.form
+        if form is None or form.ranking or form.labels or form.steps:
+            return None
+        return preferences_in(self.rows.read(0, LOOKED_AT))
 
     @property
     def makes_pairs(self) -> bool:
@@ -115,10 +127,11 @@ class OpenSet:
         """Returns the first item of each row, and the number of all; None where each row is one."""
         return row_starts(items) if self.form is not None and self.form.every_pair else None
 
-    def read(self, items: Sequence[Conversation], rows: int, seed: int) -> DataSet:
+    def read(self, items: Sequence[Conversation], rows: int, seed: int, bad: Sequence[BadRow]) -> DataSet:
         """Returns the set of these conversations, `samples` rows of them. rows: the number of all."""
         drawn = self.drawn(items, seed, self.starts(items))
-        return DataSet(self.name, rows, conversations=drawn, starts=self.starts(drawn), makes_pairs=self.makes_pairs)
+        found = DataSet(self.name, rows, conversations=drawn, bad=bad, starts=self.starts(drawn))
+        return replace(found, makes_pairs=self.makes_pairs, preferences=self.preferences() if bad else None)
 
     def texts(self, indices: Sequence[int]) -> tuple[dict[int, Text], list[BadRow]]:
         """Returns row number → its text, for the rows with these numbers, and the rows without one."""
@@ -203,9 +216,9 @@ def read_set(opened: OpenSet, seed: int, field: str) -> DataSet:
         return DataSet(name, len(rows), opened.drawn(texts, seed), bad=bad)
     if opened.files:
         talks = stored_conversations(opened.files, opened.form, field, source.replace, opened.root)
-        return replace(opened.read(talks.items, talks.rows, seed), bad=talks.problems, warning=talks.warning)
+        return replace(opened.read(talks.items, talks.rows, seed, talks.problems), warning=talks.warning)
     read = read_conversations(rows, opened.form, field, source.replace)
-    return replace(opened.read(read.conversations, len(rows), seed), bad=read.problems)
+    return opened.read(read.conversations, len(rows), seed, read.problems)
 
 
 def refuse_bad_rows(sets: Sequence[DataSet], field: str, bad_rows: BadRows = "error") -> None:
@@ -217,12 +230,16 @@ def refuse_bad_rows(sets: Sequence[DataSet], field: str, bad_rows: BadRows = "er
 
 def bad_row_problems(sets: Sequence[DataSet], field: str, bad_rows: BadRows = "error") -> list[Problem]:
     """Returns the first bad rows of each set, and how many more there are. Where rows may be left out, returns sets
-    that would lose too many, and why."""
+    that would lose too many, and why. Of a set of preferences that is read as single replies, returns that alone."""
     most = most_dropped(bad_rows)
-    if bad_rows != "error":
-        return [problem for each in sets for problem in too_many(each.name, each.bad, each.rows, most, field)]
     problems = []
     for each in sets:
+        if each.preferences is not None and exceeds(len(each.bad), each.rows, most):
+            problems.append(preference_problem(each.name, each.preferences, field))
+            continue
+        if bad_rows != "error":
+            problems += too_many(each.name, each.bad, each.rows, most, field)
+            continue
         fix = f"correct or remove the row, or {allowance(len(each.bad), each.rows)}"
         problems += [Problem(field, f"{bad.where}: {bad.why}", fix) for bad in each.bad[:SHOWN]]
         if len(each.bad) > SHOWN:

@@ -102,7 +102,7 @@ function Curves({ name, run, query }) {
     ${marks.length ? html`<p class="quiet small">${t("chart.marks")}</p>` : null}`;
 }
 
-// What the model answered: at evaluations, or to learn from its rewards, the newest first.
+// Answers of the model, the newest first.
 function Samples({ name, sign }) {
   const [found, error] = useAnswer(() => get(`runs/${part(name)}/samples?last=${ANSWERS}`), [name, sign]);
   if (error) return html`<${Failure} error=${error} />`;

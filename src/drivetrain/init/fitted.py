@@ -1,0 +1,46 @@
+"""A recipe that is fitted to a user's data, and its batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from drivetrain.errors import counted
+
+MOST_EVALUATIONS = 20  # of a run that was made longer
+LEAST_STEPS = 200  # of a run: a model that starts from scratch learns nothing in a few
+STEPS_AN_EPOCH = 4  # at least: a batch of more than a quarter of the data would teach little
+
+
+@dataclass
+class Fitted:
+    """A fitted recipe. decisions: one sentence each, for comments at the top of the file. beside: further files by
+    their endings."""
+
+    text: str
+    decisions: list[str]
+    beside: dict[str, str] = field(default_factory=dict)
+
+
+def fit_batch(run: Any, samples: float, made: Fitted) -> None:
+    """Sets a batch size that gives at least some batches an epoch, and epochs that give at least LEAST_STEPS steps."""
+    most = max(1, int(samples) // STEPS_AN_EPOCH)
+    batch = int(run.get("batch_size", 32))
+    if batch > most:
+        run["batch_size"] = most
+        made.decisions.append(f"There are few samples: a batch has {most} in place of the recipe's {batch}.")
+    loop, an_epoch = run["loop"], max(1, -(-int(samples) // min(batch, most)))
+    if "epochs" in loop and loop["epochs"] * an_epoch < LEAST_STEPS:
+        given, loop["epochs"] = loop["epochs"], -(-LEAST_STEPS // an_epoch)
+        if loop["epochs"] > MOST_EVALUATIONS:
+            run["evaluation"] = {"every_epochs": -(-loop["epochs"] // MOST_EVALUATIONS)}
+        made.decisions.append(
+            f"An epoch has {counted(an_epoch, 'step')}: {counted(loop['epochs'], 'epoch')} in place of the "
+            f"recipe's {given} make {counted(loop['epochs'] * an_epoch, 'step')}, which a model from scratch "
+            "needs to learn anything."
+        )
+
+
+def listed(classes: tuple[str, ...]) -> str:
+    shown = ", ".join(classes[:6])
+    return f"{len(classes)} class{'' if len(classes) == 1 else 'es'} ({shown}{', ...' if len(classes) > 6 else ''})"
