@@ -222,3 +222,22 @@ def test_a_line_breaks_where_a_value_is_not_finite() -> None:
 def test_the_first_sentence_of_an_error_is_its_cause() -> None:
     assert in_sentences("RunError: step 2: 0.5 is odd. Try 1.5. Or 2") == ("step 2: 0.5 is odd.", "Try 1.5. Or 2")
     assert in_sentences("no dot at all") == ("no dot at all", "")
+
+
+def test_the_newest_answers_are_shown_with_their_rewards_and_without_their_markup(run: Path) -> None:
+    assert "Answers" not in Read(as_html(read(run))).text
+    samples = [
+        {"step": step, "prompt": f"question {step}", "answer": "<script>" * 400 if step == 30 else f"answer {step}"}
+        | {"reward": step / 8, "rewards": {"short": step / 4}, "advantage": -0.5, "reference_model": "another"}
+        for step in range(1, 31)
+    ]
+    lines = [json.dumps(each) for each in samples]
+    (run / "samples.jsonl").write_text("\n".join([*lines, '{"step": 31, "prom']), encoding="utf-8")
+    page = Read(as_html(read(run)))
+    assert "question 30" in page.text
+    assert "step 30 · reward 3.75 · advantage -0.5 · short 7.5" in page.text
+    assert "question 18" not in page.text, "twelve are shown"
+    assert "answer of the reference model" in page.text
+    assert "(3,200 characters)" in page.text, "long texts are cut"
+    assert all(tag != "script" for tag, _ in page.tags)
+    assert page.text.index("question 30") < page.text.index("question 29")

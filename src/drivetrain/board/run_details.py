@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from drivetrain.board.curves import Curves
 from drivetrain.board.run_summary import config_of
 from drivetrain.board.runs import Runs, files_of, size_of
 from drivetrain.run_page.record import json_of
-from drivetrain.runtime.strict_json import plain, restored
+from drivetrain.runtime.strict_json import plain
 from drivetrain.web.refusals import Refusal
 
 MOST_FILES = 2000
@@ -70,15 +69,3 @@ def file_in(folder: Path, inner: str) -> Path:
             if found.is_relative_to(place) and found.is_file():
                 return found
     raise Refusal(404, "there is no such file in this run", "no_file")
-
-
-def samples_of(folder: Path, most: int) -> list[dict[str, Any]]:
-    """Returns the last prompts that the run answered."""
-    found: list[dict[str, Any]] = []
-    with contextlib.suppress(OSError), (folder / "samples.jsonl").open("rb") as opened:
-        for line in opened:
-            with contextlib.suppress(ValueError):
-                sample = json.loads(line)
-                if isinstance(sample, dict):
-                    found = [*found[-most + 1 :], plain(restored(sample))]
-    return found

@@ -12,11 +12,12 @@ from drivetrain.board.answers import Json, allowed
 from drivetrain.board.board import Board, refuse_others
 from drivetrain.board.entries import LOG
 from drivetrain.board.queue_routes import TAIL, Most, Offset, log_part
-from drivetrain.board.run_details import WHAT_HAPPENS, details, file_in, samples_of
+from drivetrain.board.run_details import WHAT_HAPPENS, details, file_in
 from drivetrain.board.run_record import as_download, record_of, training_of
 from drivetrain.board.run_summary import Beside
 from drivetrain.board.runs import files_of, matching
 from drivetrain.errors import counted
+from drivetrain.run_page.answers import newest_answers
 from drivetrain.run_page.page import as_html
 from drivetrain.tracking.quantities import size_text
 from drivetrain.web.refusals import Refusal
@@ -74,7 +75,7 @@ def _add_files(app: FastAPI, board: Board) -> None:
     def samples(name: str, last: Annotated[int, Query(ge=1, le=1000)] = 20) -> Response:
         """Returns the last prompts that the run answered."""
         runs.one(name)
-        return Json({"samples": samples_of(runs.folder(name), last)})
+        return Json({"samples": newest_answers(runs.folder(name), last)})
 
     @app.get("/api/runs/{name}/log")
     def log(name: str, after: Offset = None, most: Most = TAIL) -> Response:

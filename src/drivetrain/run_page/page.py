@@ -21,6 +21,14 @@ from drivetrain.training.report import RunReport
 MOST_ROWS = 40  # of evaluations
 MOST_WARNINGS = 30
 LOG_LINES = 60
+MOST_CHARACTERS = 2000  # of a prompt or an answer
+# the texts of an answer, and what the page calls them
+ANSWER_TEXTS = {
+    "prompt": "prompt",
+    "answer": "answer",
+    "reference_model": "answer of the reference model",
+    "reference": "in the data",
+}
 Rows = list[tuple[str, str]]
 
 
@@ -38,6 +46,7 @@ def as_html(record: Record) -> str:
         warnings=[masked(each["message"]) for each in _warnings(record)][-MOST_WARNINGS:],
         plots=[{"title": chart.title, "svg": Markup(chart.svg)} for chart in drawn],
         evaluations=_evaluations(record),
+        answers=[_answer(each) for each in reversed(record.answers)],
         changed=_changed(record.config),
         sent=masked_settings(record.sent),
         resolved=masked_settings(record.resolved),
@@ -151,6 +160,19 @@ def _evaluations(record: Record) -> dict[str, Any]:
         for each in found[-MOST_ROWS:]
     ]
     return {"columns": columns, "rows": rows, "left_out": max(0, len(found) - MOST_ROWS)}
+
+
+def _answer(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an answer's numbers in a line, and its texts with their names; what a sample lacks is left out."""
+    numbers = {name: sample.get(name) for name in ("reward", "advantage")} | dict(sample.get("rewards") or {})
+    known = [f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, int | float)]
+    texts = [(called, _cut(sample[name])) for name, called in ANSWER_TEXTS.items() if sample.get(name)]
+    return {"about": " · ".join([f"step {sample.get('step', '?')}", *known]), "texts": texts}
+
+
+def _cut(text: Any) -> str:
+    whole = masked(text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, indent=1))
+    return whole if len(whole) <= MOST_CHARACTERS else f"{whole[:MOST_CHARACTERS]} ... ({len(whole):,} characters)"
 
 
 def _machine(environment: Mapping[str, Any]) -> Rows:

@@ -11,6 +11,7 @@ from typing import Any
 
 from drivetrain.config.files import read_yaml
 from drivetrain.errors import UserError, problem
+from drivetrain.run_page.answers import newest_answers
 from drivetrain.runtime.lock import is_held
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.tracking.columns import Curve
@@ -19,11 +20,12 @@ from drivetrain.training.report import RunReport
 
 KILLED = "its process ended without a word: it was killed, or the machine was restarted"
 BAD = ("failed", "refused", "lost")
+MOST_ANSWERS = 12
 
 
 @dataclass(frozen=True)
 class Record:
-    """A run as its folder holds it. What follows `checkpoints` is known only to what started it: the run file as it was
+    """A run as its folder holds it. What follows `answers` is known only to what started it: the run file as it was
     written, the command, the end of what the process printed, and a user's note."""
 
     folder: Path
@@ -36,6 +38,7 @@ class Record:
     curve: Curve | None
     events: list[dict[str, Any]]  # starts, warnings, anomalies, the end: the last ones
     checkpoints: list[str]  # names, the oldest first
+    answers: list[dict[str, Any]]  # the newest, of which the newest is the last
     sent: str = ""
     command: str = ""
     log: str = ""
@@ -75,6 +78,7 @@ def read(folder: Path, may_be_empty: bool = False) -> Record:
         curve=curve,
         events=events,
         checkpoints=sorted(each.name for each in there.checkpoints.glob("step-*") if each.is_dir()),
+        answers=newest_answers(folder, MOST_ANSWERS),
     )
 
 
