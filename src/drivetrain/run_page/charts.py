@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from drivetrain.tracking.columns import Curve, thinned
+from drivetrain.tracking.columns import OF_ANSWERS, Curve, thinned
 
 WIDTH, HEIGHT = 560.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 10.0, 10.0, 34.0
@@ -23,7 +23,6 @@ NAMES = {
     "samples_per_second": "Samples a second",
     "utilisation": "Utilisation",
 }
-OF_ANSWERS = ("reward", "groups_without_signal")  # means of a batch of answers that are learned from
 SCALE = {"memory": 2.0**-20}
 
 

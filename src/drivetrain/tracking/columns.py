@@ -33,6 +33,7 @@ COLUMNS = {  # column → field of a step
 }
 SHARES = {f"time_{part}": part for part in PARTS}
 MEASURED = (*COLUMNS, "memory", *SHARES)
+OF_ANSWERS = ("reward", "groups_without_signal")  # means of a batch of answers that are learned from
 NAN = float("nan")
 MOST_MARKS = 2000
 IN_WORDS = ("run_started", "warning", "trouble", "run_finished")  # events that say something in words
@@ -48,7 +49,7 @@ class Curve:
         self.columns = {name: array("d") for name in MEASURED}  # and, of several ranks, utilisation_0, ...
         self._by_rank: list[array[float]] = []
         self.evaluations: list[dict[str, Any]] = []
-        self.rollouts: list[dict[str, Any]] = []  # step and metrics of each batch of answers
+        self.rollouts: list[dict[str, Any]] = []  # step and OF_ANSWERS of each batch of answers
         self.marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
         self.num_marks = 0  # of all time: the first ones are dropped
         self.in_words: deque[dict[str, Any]] = deque(maxlen=MOST_IN_WORDS)
@@ -80,7 +81,8 @@ class Curve:
             if event["best"]:
                 self._mark(event["step"], "best", "best evaluation so far")
         elif kind == "rollout":
-            self.rollouts.append({name: event[name] for name in ("step", "metrics")})
+            kept = {name: event["metrics"][name] for name in OF_ANSWERS if name in event["metrics"]}
+            self.rollouts.append({"step": event["step"], "metrics": kept})
         elif kind == "checkpoint":
             self._mark(event["step"], "checkpoint", Path(event["path"]).name)
         elif kind == "run_started" and event["first_step"]:
