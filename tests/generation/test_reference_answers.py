@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ Run = Callable[..., tuple[int, str, str]]
 PAIRS = [{"prompt": f"ask {n}", "chosen": "yes " * (n % 3 + 1), "rejected": "no, never"} for n in range(12)]
 TALKS = [{"instruction": row["prompt"], "output": row["chosen"]} for row in PAIRS]
 NEW = 10
+ROOT = Path(__file__).resolve().parents[2]
 LORA = "adapter={method: lora, rank: 4, alpha: 64}"
 
 
@@ -99,6 +101,29 @@ def test_the_reference_answers_as_the_model_did_at_the_start(
     assert [line["step"] for line in lines] == [3, 3, 3, 6, 6, 6]
     assert [line["reference_model"] for line in lines] == 2 * known
     assert [line["answer"] for line in lines[3:]] != known, "the model itself has learned"
+
+
+def test_a_win_rate_over_the_reference_is_a_metric_of_evaluations_and_may_decide(
+    drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "how-to" / "evaluate.md").read_text(encoding="utf-8")
+    (tmp_path / "my_scores.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    asked = ("evaluation={generation: ['my_scores:brevity'], metric: win_rate_brevity}",)
+    lines = trained(drivetrain, model_in(tmp_path, 3), *asked)
+    rows = [line for line in lines if line["step"] == 6]
+    gains = [len(row["reference_model"]) - len(row["answer"]) for row in rows]
+    wins = [(gain > 0) + 0.5 * (gain == 0) for gain in gains]
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["metrics"]["win_rate_brevity"] == pytest.approx(sum(wins) / 3)
+    assert report["metrics"]["win_rate_brevity_error"] == pytest.approx(statistics.stdev(wins) / 3**0.5)
+    assert report["best"]["metric"] == "win_rate_brevity"
+    assert report["directions"]["win_rate_brevity"] is True
+    code, out, err = drivetrain("evaluate", str(tmp_path / "run"), "--checkpoint", "last")
+    assert code == 0, err
+    assert json.loads(out)["metrics"]["win_rate_brevity"] == pytest.approx(sum(wins) / 3)
+    low, high = json.loads(out)["intervals"]["win_rate_brevity"]
+    assert low <= sum(wins) / 3 <= high
 
 
 def test_another_model_as_reference_answers_by_its_own_weights(drivetrain: Run, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+import numpy as np
 import pytest
 import sacrebleu
 from hypothesis import given
@@ -126,6 +127,41 @@ def test_a_users_function_is_a_metric() -> None:
         TextMetrics(["own_metrics:number"])
     with pytest.raises(UserError, match="own_metrics has no lenght"):
         TextMetrics(["own_metrics:lenght"])
+
+
+@pytest.fixture
+def scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("scores")
+
+    def tokens(answers: Sequence[str], references: Sequence[str]) -> list[int]:
+        return [len(each.split()) for each, _ in zip(answers, references, strict=True)]
+
+    def few(answers: Sequence[str], references: Sequence[str]) -> list[float]:
+        return [float(answers[0] == references[0])]
+
+    tokens.higher_is_better = False  # type: ignore[attr-defined]
+    module.tokens, module.few = tokens, few  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "scores", module)
+
+
+@pytest.mark.usefixtures("scores", "own_metrics")
+def test_answers_beside_those_of_a_reference_model_have_a_win_rate_by_each_score_with_its_standard_error() -> None:
+    answers = [("a", "b c"), ("a b c", "a"), ("x y", "z w"), ("q", "r s t")]  # the shorter wins: 1, 0, 0.5, 1
+    rows = [{"answer": one, "reference_model": other, "reference": "a"} for one, other in answers]
+    found = TextMetrics(["scores:tokens", "exact_match", "own_metrics:length"]).scored(rows)
+    wins = np.array([1, 0, 0.5, 1])
+    assert found.each["win_rate_tokens"] == wins.tolist()
+    assert found.values["tokens"] == 1.75
+    assert found.values["win_rate_tokens"] == wins.mean()
+    assert found.values["win_rate_tokens_error"] == pytest.approx(wins.std(ddof=1) / 2)
+    assert found.each["win_rate_exact_match"] == [1, 0, 0.5, 0.5]
+    assert "win_rate_length" not in found.values, "it is one number over all answers"
+    [alone] = [TextMetrics(["scores:tokens"]).of(rows[:1])]
+    assert alone == {"tokens": 1.0, "win_rate_tokens": 1.0}
+    without = [{"answer": "a", "reference": "a"}]
+    assert TextMetrics(["scores:tokens"]).of(without) == {"tokens": 1.0}
+    with pytest.raises(RunError, match="few returned 1 number for 4 answers"):
+        TextMetrics(["scores:few"]).of(rows)
 
 
 def test_names_that_are_unknown_twice_or_not_installed_are_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

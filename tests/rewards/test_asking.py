@@ -156,6 +156,17 @@ def test_all_functions_that_cannot_be_called_are_refused_at_once() -> None:
     assert [each.field.split(".")[-2] for each in refused.value.problems] == ["0", "2"]
 
 
+def test_no_process_is_left_of_a_trial_nor_of_functions_that_are_refused() -> None:
+    before = set(psutil.Process().children())
+    rewarding = Rewarding([Reward(use=each) for each in ("exact_match", "tests.rewards.scores:never")])
+    rewarding.start(keep=False)
+    with pytest.raises(UserError):
+        Rewarding([Reward(use=each) for each in ("exact_match", "tests.rewards.scores:nothing")]).start()
+    assert set(psutil.Process().children()) <= before
+    rewarding.start()
+    assert len(set(psutil.Process().children()) - before) == 2, "they start anew"
+
+
 @pytest.mark.skipif(os.name != "posix", reason="process groups are of POSIX")
 def test_a_call_under_way_outlasts_signals_to_the_process_group_and_is_not_made_again(tmp_path: Path) -> None:
     """Ctrl-C, and a launcher's SIGTERM to its ranks, are for the run, which saves first."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import functools
 import logging
+import math
 import re
 import statistics
 import unicodedata
@@ -19,10 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivetrain.config.generation_metrics import KINDS
-from drivetrain.errors import RunError, problem
+from drivetrain.errors import RunError, counted, problem
 from drivetrain.trust.import_path import import_object
 
 FIELD = "evaluation.generation"
+WIN_RATE = "win_rate_"  # begins the names of shares of prompts that the model answers better than its reference
 Texts = Sequence[str]
 OfEach = Callable[[Texts, Texts], Mapping[str, list[float]]]
 OverAll = Callable[[Texts, Texts], float]
@@ -57,15 +59,53 @@ class TextMetrics:
         if not pairs:
             return ScoredAnswers({}, {}, [])
         answers, references = ([pair[side] for pair in pairs] for side in (0, 1))
-        each: dict[str, list[float]] = {}
-        for name in self._known:
-            each |= OF_EACH[name](answers, references) if name in OF_EACH else {}
+        each = self._of_each(answers, references)
         values = dict[str, float]()
         for name in self._known:
             values |= {name: OVER_ALL[name](answers, references)} if name in OVER_ALL else {}
             values |= {number: statistics.fmean(each[number]) for number in KINDS[name].numbers if number in each}
-        own = {name: _number(name, function, answers, references) for name, function in self._own.items()}
-        return ScoredAnswers({**values, **own}, each, references)
+        own = {name: _of_own(name, function, answers, references) for name, function in self._own.items()}
+        each |= {name: found for name, found in own.items() if isinstance(found, list)}
+        values |= {name: statistics.fmean(found) if isinstance(found, list) else found for name, found in own.items()}
+        beside = [row.get("reference_model") for row in rows if row.get("reference") is not None]
+        wins = {} if None in beside else self._wins(each, list(map(str, beside)), references)
+        return ScoredAnswers({**values, **win_rates(wins)}, {**each, **wins}, references)
+
+    def _of_each(self, answers: Texts, references: Texts) -> dict[str, list[float]]:
+        """Returns the scores of single answers by the known metrics that have them."""
+        found: dict[str, list[float]] = {}
+        for name in self._known:
+            found |= OF_EACH[name](answers, references) if name in OF_EACH else {}
+        return found
+
+    def _wins(self, each: Mapping[str, list[float]], others: Texts, references: Texts) -> dict[str, list[float]]:
+        """Returns for each metric that scores single answers, as `win_rate_NAME`: 1 where the model's answer has the
+        better score, 0 where the reference model's has it, 0.5 where both have the same. each: the scores of the
+        model's answers. others: the reference model's answers."""
+        theirs: dict[str, Any] = self._of_each(others, references)
+        theirs |= {name: _of_own(name, self._own[name], others, references) for name in each if name in self._own}
+        signs = {name: -1 if self.directions[name] is False else 1 for name in each}
+        return {
+            f"{WIN_RATE}{name}": [
+                _win((one - other) * signs[name]) for one, other in zip(own, theirs[name], strict=True)
+            ]
+            for name, own in each.items()
+            if isinstance(theirs[name], list)
+        }
+
+
+def _win(gain: float) -> float:
+    return 0.5 * (1 + (gain > 0) - (gain < 0))
+
+
+def win_rates(wins: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Returns the mean of each and, for more than one prompt, its standard error under the name with `_error`."""
+    found = dict[str, float]()
+    for name, values in wins.items():
+        found[name] = statistics.fmean(values)
+        if len(values) > 1:
+            found[f"{name}_error"] = statistics.stdev(values) / math.sqrt(len(values))
+    return found
 
 
 @dataclass(frozen=True)
@@ -85,16 +125,30 @@ def _name(path: str) -> str:
 def _function(path: str) -> Callable[[Texts, Texts], Any]:
     found = import_object(path, FIELD)
     if not callable(found):
-        raise problem(FIELD, f"{path} is no function", "give a function of (answers, references) that gives a number")
+        raise problem(
+            FIELD,
+            f"{path} is no function",
+            "give a function of (answers, references) that gives a number, or one for each",
+        )
     function: Callable[[Texts, Texts], Any] = found
     return function
 
 
-def _number(name: str, function: Callable[[Texts, Texts], Any], answers: Texts, references: Texts) -> float:
+def _of_own(
+    name: str, function: Callable[[Texts, Texts], Any], answers: Texts, references: Texts
+) -> float | list[float]:
+    """Returns a user's number over all answers, or a number for each."""
     try:
-        return float(function(answers, references))
+        found = function(answers, references)
+        listed = found.tolist() if hasattr(found, "tolist") else found
+        each = list(map(float, listed)) if isinstance(listed, list | tuple) else None
+        whole = float(listed) if each is None else math.nan
     except Exception as error:  # the user's own code runs here
         raise RunError(f"{FIELD}: {name} failed on {len(answers)} answers: {type(error).__name__}: {error}") from error
+    if each is not None and len(each) != len(answers):
+        counts = f"{counted(len(each), 'number')} for {counted(len(answers), 'answer')}"
+        raise RunError(f"{FIELD}: {name} returned {counts}: return one number, or one for each answer")
+    return whole if each is None else each
 
 
 # --- the known ones ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
-from drivetrain.generation.answering import sampler
+from drivetrain.generation.answering import sampler_beside
 from drivetrain.generation.text_metrics import ScoredAnswers, TextMetrics
 from drivetrain.inference.predicted_rows import PredictedRows
 from drivetrain.inference.prediction_request import request_of
@@ -59,8 +59,9 @@ def evaluate(run: RunConfig, machine: Machine, checkpoint: str, scores: Path | N
 
 def _scored_answers(run: RunConfig, workload: Workload, engine: Engine, ranks: Communicator) -> ScoredAnswers:
     """Returns the scores of the answers to the run's prompts, the same on all ranks; none if none are asked for."""
-    metrics, answer = TextMetrics(run.evaluation.generation), sampler(engine, workload, ranks, run.evaluation_batch)
-    if not run.evaluation.generation or answer is None:
+    metrics, rows = TextMetrics(run.evaluation.generation), run.evaluation_batch
+    answer = sampler_beside(engine, workload, ranks, rows) if run.evaluation.generation else None
+    if answer is None:
         return metrics.scored([])
     answered = answer()
     return ranks.on_first(lambda: metrics.scored(answered))

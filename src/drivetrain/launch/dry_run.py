@@ -131,7 +131,7 @@ def _look_at_the_work(result: DryRun, run: RunConfig, machine: Machine, is_repla
     if workload is None:
         return
     result.collect(lambda: read_first(workload))
-    result.collect(lambda: preflight.start_processes(workload))
+    result.collect(lambda: preflight.start_processes(workload, keep=False))
     result.facts |= {"data": _of_the_data(workload)}
     if is_cut:
         result.notices += preflight.workload_notes(run, workload)

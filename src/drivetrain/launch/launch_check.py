@@ -89,7 +89,7 @@ def _look_at_the_work(result: DryRun, run: RunConfig, there: Machine) -> None:
     if workload is None:
         return
     result.collect(lambda: read_first(workload))
-    result.collect(lambda: preflight.start_processes(workload))
+    result.collect(lambda: preflight.start_processes(workload, keep=False))
     result.notices += preflight.workload_notes(run, workload)
     try:
         refuse_too_large(run, there, True, counted(run))

@@ -70,6 +70,10 @@ class AskedReward:
         for each in self._processes:
             each.start()
 
+    def close(self) -> None:
+        """Ends the processes; a later start or call starts them anew."""
+        _close(self._processes)
+
     def ask(self, groups: Sequence[tuple[int, Group]], receive: Receive) -> None:
         """Calls `receive`, from several threads, with the values of each group as they come."""
         waiting: queue.SimpleQueue[tuple[int, Group]] = queue.SimpleQueue()

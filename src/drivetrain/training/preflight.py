@@ -57,11 +57,11 @@ def same_data(workload: Workload, communicator: Communicator) -> None:
         raise UserError(problems)
 
 
-def start_processes(workload: Workload) -> None:
+def start_processes(workload: Workload, keep: bool) -> None:
     """Starts the processes that samples are made with, such as those of rewards. Raises UserError for a function that
-    cannot be called."""
+    cannot be called. keep: whether they go on once they are ready."""
     if isinstance(workload, MakesSamples):
-        workload.start_processes()
+        workload.start_processes(keep)
 
 
 def workload_notes(config: RunConfig, workload: Workload) -> list[str]:

@@ -79,7 +79,7 @@ def run(
         with room_for("building the model"):
             workload, engine = assemble(config, machine, ranks, training=True, part=stopwatch.part)
         preflight.same_data(workload, ranks)
-        ranks.on_first(lambda: preflight.start_processes(workload))
+        ranks.on_first(lambda: preflight.start_processes(workload, keep=True))
         size = preflight.checkpoint_bytes(config, engine.shapes(), engine.engaged().trained_parameters)
         if resume:
             ranks.on_first(lambda: clean_partials(folder.checkpoints))  # what a kill left takes room

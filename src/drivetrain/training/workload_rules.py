@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from drivetrain.config.run import RunConfig
 from drivetrain.data.streams.endless import known_length
 from drivetrain.errors import Problem, UserError
-from drivetrain.generation.text_metrics import TextMetrics
+from drivetrain.generation.text_metrics import WIN_RATE, TextMetrics
 from drivetrain.workloads.base import BestMetric, Workload
-from drivetrain.workloads.generating import Generates, MakesSamples
+from drivetrain.workloads.generating import AnswersBeside, Generates, MakesSamples
 from drivetrain.workloads.user_file import UserFile
 from drivetrain.workloads.user_metrics import metrics_of
 
@@ -65,7 +65,9 @@ def metric_directions(run: RunConfig, workload: Workload, names: Iterable[str]) 
 def _directions(run: RunConfig, workload: Workload) -> dict[str, bool | None]:
     """Returns whether more is better, of each metric that an evaluation gives beside the loss."""
     own = {name: metric.higher_is_better for name, metric in workload.metrics().items()}
-    return {**own, **TextMetrics(run.evaluation.generation).directions}
+    of_texts = TextMetrics(run.evaluation.generation).directions
+    is_paired = isinstance(workload, AnswersBeside) and workload.reference_answers != "never"
+    return {**own, **of_texts, **{f"{WIN_RATE}{name}": True for name in of_texts if is_paired}}
 
 
 def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:

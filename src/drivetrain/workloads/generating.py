@@ -118,9 +118,10 @@ class MakesSamples(Workload):
         prompt, which seeds its random draws: a function of the seed, the step and its place in the batch.
         """
 
-    def start_processes(self) -> None:
+    def start_processes(self, keep: bool) -> None:
         """Starts the processes beside the run that `make_samples` asks. Raises UserError for what cannot run in them: a
-        training calls this before it makes its folder, and a dry run too."""
+        training calls this before it makes its folder, and a dry run too. keep: whether they go on once they are
+        ready."""
 
     def stand_ins(self, prompts: Sequence[Any]) -> Sequence[Any]:
         """Returns samples as many, and each as large, as may be made of these prompts: memory is planned with them."""

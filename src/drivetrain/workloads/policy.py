@@ -156,8 +156,8 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def start_processes(self) -> None:
-        self._rewarding.start()
+    def start_processes(self, keep: bool) -> None:
+        self._rewarding.start(keep)
 
     def make_samples(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> Sequence[Sequence[Any]]:
         passes.once(self._rewarding.start)

@@ -37,12 +37,18 @@ class Rewarding:
         self._notes: dict[str, str] = {}  # by label
         self._reported: set[str] = set()
 
-    def start(self) -> None:
-        """Starts the processes of all functions together. Raises UserError with every function that cannot be
-        called."""
-        for each in self._asked:
-            each.begin()
-        together([each.start for each in self._asked])
+    def start(self, keep: bool = True) -> None:
+        """Starts the processes of all functions together. Raises UserError with every function that cannot be called;
+        no process is left then, nor without `keep`."""
+        is_kept = False
+        try:
+            for each in self._asked:
+                each.begin()
+            together([each.start for each in self._asked])
+            is_kept = keep
+        finally:
+            for each in self._asked if not is_kept else ():
+                each.close()
 
     def values(
         self, groups: Sequence[Sequence[Answered]], scores: Mapping[str, Sequence[float]], passes: Making
