@@ -79,6 +79,8 @@ def test_the_curve_is_columns_and_has_the_factorys_rate(tmp_path: Path) -> None:
 def test_a_report_reads_well(tmp_path: Path) -> None:
     report = trained(tmp_path, network(), evaluation_data=DATA)
     assert repr(report).startswith("RunReport run\n  status     completed after 8 steps (2 epochs)\n")
+    assert repr(report.within(tmp_path / "mine")).startswith("RunReport mine\n"), "as its folder is called"
+    assert "<caption>mine</caption>" in report.within(tmp_path / "mine")._repr_html_()
     assert str(tmp_path / "run") in repr(report)
     html = report._repr_html_()
     assert html.count("<tr>") == len(report.summary())
@@ -138,6 +140,13 @@ def test_what_is_missing_or_cannot_work_is_reported_before_any_work(tmp_path: Pa
     with pytest.raises(UserError) as caught:
         drivetrain.train(model=network(), batch_size=8)
     assert {each.field for each in caught.value.problems} == {"train_data", "loss"}
+    with pytest.raises(UserError) as caught:
+        drivetrain.train(model=network(), data=DATA, batchsize=8, devise="cpu", lr=-1.0)
+    fixes = {each.field: each.fix for each in caught.value.problems}
+    assert fixes.keys() >= {"train_data", "loss", "data", "batchsize", "devise", "optimizer.lr"}, "all at once"
+    assert fixes["data"] == "did you mean train_data?"
+    assert fixes["batchsize"] == "did you mean batch_size?"
+    assert fixes["devise"] == "did you mean device?"
     with pytest.raises(UserError, match=r"no pair, says the data") as caught:
         trained(tmp_path, network(), train_data=Broken())
     assert "test_training.py" in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,26 @@ def test_a_checkpoint_and_data_that_are_not_there_are_reported_together(folder: 
     assert "2 problems" in told
     assert LISTED in told
     assert "--data: new.jsonl does not exist" in told
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("runs/nix", "runs/nix: there is no such folder there are runs/one"),
+        ("runs/onne", "runs/onne: there is no such folder " + MEANT),
+        ("runs/onne.yaml", "runs/onne.yaml: there is no such file"),
+    ],
+)
+@pytest.mark.parametrize("verb", [("export", "--to", "transformers", "-o", "exported"), ("evaluate",), ("check",)])
+def test_a_run_that_is_not_there_is_a_folder_and_the_runs_there_are_named(
+    verb: tuple[str, ...],
+    place: str,
+    words: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    drivetrain: Callable[..., tuple[int, str, str]],
+) -> None:
+    monkeypatch.chdir(folder)
+    code, _, err = drivetrain(verb[0], place, *verb[1:])
+    assert code == 2
+    assert words in err

@@ -113,6 +113,20 @@ def test_the_folder_of_a_finished_run_is_free_for_resume_and_overwrite_only(driv
     assert files() == before
 
 
+def test_a_finished_run_hides_nothing_that_its_engine_would_refuse(drivetrain: Command) -> None:
+    Path("own.py").write_text(
+        "import torch\nmodel, loss = torch.nn.Linear(2, 1), torch.nn.MSELoss()\n"
+        "train_data = [(torch.ones(2), torch.ones(1))] * 8\n"
+    )
+    Path("own.yaml").write_text("workload: {type: module, path: own.py}\nbatch_size: 4\nloop: {steps: 1}\n")
+    assert drivetrain("train", "own.yaml", "--quiet")[0] == 0
+    code, _, err = drivetrain("check", "own.yaml", "engine=mesh-tp2", "processes=2")
+    assert code == 2
+    assert "already holds a run" in err
+    assert "engine.tp: Linear has no plan for tensor parallelism" in err
+    assert "2 problems" in err
+
+
 def test_a_folder_that_a_run_works_in_is_named_with_its_process(drivetrain: Command) -> None:
     holder = "import sys, pathlib; from drivetrain.runtime.lock import held\nwith held(pathlib.Path('runs/digits')):\n"
     holder += "    print('held', flush=True); sys.stdin.read()"

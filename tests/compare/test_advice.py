@@ -128,10 +128,11 @@ def test_a_run_that_varied_within_is_not_trusted_by_itself(tmp_path: Path) -> No
 def test_a_disturbed_run_is_named_and_does_not_decide(tmp_path: Path) -> None:
     alone = disturbed(comparison(tmp_path / "one", fp32=[report(100)], bf16=[report(300)]), "fp32", [0])
     text = advice(alone)
-    assert text.startswith("No row can be chosen: other programs disturbed the runs of fp32, so that its speed")
+    assert text.startswith("No row can be chosen: other programs disturbed the runs of fp32, whose speed is therefore")
     assert "Other programs took processor time during fp32 (seed 0: 40%): these rates mean little." in text
     assert chosen(alone) is None
-    assert advice(disturbed(alone, "bf16", [0])).startswith("No row can be chosen: other programs disturbed the runs")
+    both = advice(disturbed(alone, "bf16", [0]))
+    assert both.startswith("No row can be chosen: other programs disturbed the runs of fp32 and bf16, whose speed")
     made = comparison(tmp_path / "five", fp32=[*seeds(100)[:4], report(10)], bf16=seeds(130))
     assert judged(made).winner is None, "one of five runs was ten times slower"
     assert advice(disturbed(made, "fp32", [4])).startswith("Choose bf16: 1.30 times")

@@ -90,6 +90,16 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("dpp", "dp or ddp"), ("fspd", "fsdp"), ("sinlge", "single"), ("zero", "zero0, zero1, zero2 or zero3")],
+)
+def test_every_engine_that_is_one_mistake_off_is_suggested(given: str, meant: str) -> None:
+    raw = {"workload": DIGITS, "batch_size": 8, "loop": {"steps": 10}, "engine": given}
+    _, [found] = validate(raw, [])
+    assert found.fix == f"did you mean {meant}?"
+
+
 @pytest.mark.parametrize("given", [{"name": "fspd", "hybrid": 3}, "fspd", "nothing-like-it"])
 def test_an_engine_that_is_not_known_is_the_only_problem_of_a_run_that_needs_one(given: Any) -> None:
     """No rule, and no remark, is on the engine that stands in for it; others are reported beside it."""

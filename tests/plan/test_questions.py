@@ -179,6 +179,21 @@ def test_the_line_to_type_is_quoted_for_a_shell(plan: Plan) -> None:
     )
 
 
+def test_the_line_to_type_on_several_nodes_says_where_they_meet(plan: Plan) -> None:
+    assert plan.choice is not None
+    run = plan.choice.run.model_copy(update={"nodes": 2})
+    row = replace(plan.choice, run=run, overrides=("engine=fsdp", "nodes=2"))
+    line = line_of(row, "drivetrain train run.yaml")
+    assert line == "drivetrain train run.yaml engine=fsdp nodes=2 --node-rank 0 --rendezvous HOST:PORT"
+    console = Console(width=400, file=io.StringIO())
+    console.print(render(replace(plan, choice=row), "drivetrain train run.yaml"))
+    below = console.file.getvalue().partition(line)[2]  # type: ignore[attr-defined]
+    assert "on each of the 2 nodes, with --node-rank 0 to 1" in below
+    assert "drivetrain launch" in below
+    console.print(render(plan, "drivetrain train run.yaml"))
+    assert console.file.getvalue().count("drivetrain launch") == 1  # type: ignore[attr-defined]
+
+
 def test_the_charts_are_well_formed_and_hold_every_question(plan: Plan) -> None:
     for path in (general_chart(), path_of(plan)):
         text = " ".join(ET.fromstring(chart(path)).itertext())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from drivetrain.plan.machines import this_machine
 from drivetrain.plan.rows import Plan
 from drivetrain.plan.stand_ins import with_made_data
 from drivetrain.runtime import scratch
+from tests import small_tokenizers
 from tests.plan.measured import LLAMA
 
 BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -44,6 +46,27 @@ def texts(folder: Path) -> dict[str, Any]:
     (folder / "vocab.txt").write_text(WORDS.replace(" ", "\n"))
     model = {"tokenizer": str(folder / "vocab.txt"), "config": BERT}
     return {"type": "text_classification", "model": model, "data": {"train": "none.csv"}}
+
+
+def test_the_adapter_shown_in_the_docs_is_planned_from_a_folder_without_weights(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/how-to/plan.md").read_text()
+    (shown,) = [block for block in re.findall(r"^```yaml\n(.*?)^```", page, flags=re.M | re.S) if "lora" in block]
+    model = tmp_path / "llama-8b"
+    small_tokenizers.made("gpt2").save_pretrained(model)
+    (model / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 512, "max_position_embeddings": 2048}))
+    assert "models/llama-8b" in shown
+    (tmp_path / "run.yaml").write_text(shown.replace("models/llama-8b", str(model)))
+    file = tmp_path / "run.yaml"
+    plan = planned(file, 640, 512, f"output={tmp_path / 'run'}")
+    [row] = plan.rows
+    assert row.costs is not None, row.reason
+    assert plan.steps == 3 * 640 / 64
+    [smaller] = planned(file, 640, 512, f"output={tmp_path / 'run'}", "micro_batch_size=1").rows
+    assert smaller.costs is not None
+    assert smaller.costs.memory.allocated < row.costs.memory.allocated / 2
+    config = json.dumps({**LLAMA, "vocab_size": 512})
+    with pytest.raises(UserError, match="the adapter could not be loaded"):
+        planned(file, 640, 512, f"workload.model={{config: {config}}}")
 
 
 @pytest.mark.parametrize("kind", ["pretrain", "sft", "texts"])

@@ -310,11 +310,23 @@ def test_a_checkpoint_keeps_the_file_that_is_trained_whatever_becomes_of_it(buil
     assert (tmp_path / "workload.py").read_text() == LINEAR + "loss = nn.MSELoss()\n"
 
 
+EVALUATION_OF = """
+def evaluation_data(path="held_out.csv"):
+    size = 7 if path == "new.csv" else 3
+    return TensorDataset(x[:size], x[:size].sum(1, keepdim=True))
+"""
+
+
 def test_prediction_takes_the_files_own_evaluation_data_only(build: Build) -> None:
     workload = build(LINEAR + "loss = nn.MSELoss()\n")
     assert list(workload.prediction_samples(None).names)[:2] == ["evaluation sample 0", "evaluation sample 1"]
-    with pytest.raises(UserError, match="data are its own"):
+    with pytest.raises(
+        UserError, match=r"(?s)x\.csv was given, but mine\.py makes its data.*workload\.options\.path=FILE"
+    ):
         workload.prediction_samples("x.csv")
+    new = LINEAR.replace("evaluation_data = train_data", EVALUATION_OF) + "loss = nn.MSELoss()\n"
+    assert len(build(new).evaluation or ()) == 3
+    assert len(build(new, path="new.csv").evaluation or ()) == 7, "as the message says"
     without = build(LINEAR.replace("evaluation_data", "_unused") + "loss = nn.MSELoss()\n")
     with pytest.raises(UserError, match="has no evaluation_data"):
         without.prediction_samples(None)

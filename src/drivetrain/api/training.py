@@ -21,7 +21,7 @@ from drivetrain.checkpoint.directory import read
 from drivetrain.config.files import parsed_yaml
 from drivetrain.config.load import OPEN
 from drivetrain.distributed.rng import restore_rng_state, rng_state
-from drivetrain.errors import PeerError, RankError, RunError, UserError, problem
+from drivetrain.errors import PeerError, Problem, RankError, RunError, UserError, problem
 from drivetrain.launch.auto_choice import Decision, decided_of
 from drivetrain.launch.external_launcher import OuterLauncher
 from drivetrain.launch.job import Job, Node, Result
@@ -125,7 +125,10 @@ def prepared(
     what is `auto`, and not the run in the folder. asked: checkpoint, data, output, as `judged_here` takes them.
     """
     run_file = None if run_file is None else on_this_machine(run_file)
-    keys, objects = sorted_out(arguments)
+    try:
+        keys, objects = sorted_out(arguments)
+    except UserError as error:
+        raise UserError([*error.problems, *_of_the_settings(run_file, arguments, settings, dotted)]) from None
     given = {**keys, **settings}
     if "trackers" in given:
         given["trackers"], classes = trackers(given["trackers"])
@@ -139,6 +142,21 @@ def prepared(
             refuse_code_of_folders(run, file, trust)
         ready = judged_here(run, problems, **asked)
     return replace(ready, notices=[*choice.notices, *ready.notices], planned=choice.planned), objects
+
+
+def _of_the_settings(
+    run_file: RunFile | None,
+    arguments: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    dotted: Mapping[str, Any] | None,
+) -> list[Problem]:
+    """Returns what is wrong with keys of the run file, beside objects that are wrong or missing."""
+    keys, problems = {**settings, **(dotted or {})}, []
+    if arguments.get("model") is not None and not isinstance(arguments["model"], Mapping):
+        if keys.pop("data", None) is not None:
+            problems = [Problem("data", "is no argument beside model=", "did you mean train_data?")]
+        keys = {"workload": {"type": "objects"}, **keys}
+    return [*problems, *read_run(_with_length(run_file, keys, None, "workload" in keys), keys)[1]]
 
 
 def _decided(source: RunFile | None, given: Mapping[str, Any], trust: bool, anew: bool) -> Decision:

@@ -23,7 +23,8 @@ def render(plan: Plan, command: str) -> Group:
 
     parts: list[RenderableType] = [_table(plan), *map(Text, _below_table(plan)), Text()]
     if plan.choice is not None:
-        parts += [Text("The line to type:", style="bold"), Text(f"  {line_of(plan.choice, command)}"), Text()]
+        parts += [Text("The line to type:", style="bold"), Text(f"  {line_of(plan.choice, command)}")]
+        parts += [*map(Text, _on_nodes(plan.choice)), Text()]
     parts.append(Text.assemble(("The questions that led there", "bold"), f" ({FIGURES}):"))
     parts += [Text(f"  {line}") for line in path_of(plan).lines()]
     parts += [Text(f"note  {line}") for line in plan.notes]
@@ -32,9 +33,20 @@ def render(plan: Plan, command: str) -> Group:
 
 
 def line_of(row: Row, command: str) -> str:
-    """Returns the command that trains a row's way."""
+    """Returns the command that trains a row's way; of several nodes, the one that is typed on the first of them."""
     quoted = (f'"{each}"' if set(each) & set(" {}[]") else each for each in row.overrides)
-    return " ".join([command, *quoted])
+    meeting = ["--node-rank 0 --rendezvous HOST:PORT"] if row.run.nodes > 1 else []
+    return " ".join([command, *quoted, *meeting])
+
+
+def _on_nodes(row: Row) -> Iterator[str]:
+    """Yields how the line starts on each of several nodes."""
+    if row.run.nodes > 1:
+        yield (
+            f"on each of the {row.run.nodes} nodes, with --node-rank 0 to {row.run.nodes - 1} and HOST:PORT of the "
+            "first; drivetrain launch with the same words and --slurm, --kubernetes or --skypilot prints what starts "
+            "it on a cluster."
+        )
 
 
 def _table(plan: Plan) -> Table:

@@ -31,7 +31,7 @@ TEXTS = {
     "one_at_chance": "by {metric} {rows} is at chance ({level}): nothing was learned that tells them apart",
     "some_at_chance": "by {metric} {rows} are at chance ({level}): nothing was learned that tells them apart",
     "noise_unknown": "how far {metric} varies by chance is not known ({values})",
-    "unjudged": "other programs disturbed the runs of {rows}, so that its speed is not known",
+    "unjudged": "other programs disturbed the runs of {rows}, whose speed is therefore not known",
     "constant_answer": "always answering {answer} has {share}",
     # why this one
     "nothing_quicker": "nothing as good is quicker",

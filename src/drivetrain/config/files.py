@@ -20,8 +20,9 @@ from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent
 
-from drivetrain.errors import UserError, problem, shown
+from drivetrain.errors import UserError, clipped, problem, shown
 
+RUN_FILES = (".yaml", ".yml")
 MOST_YAML_BYTES = 2**20  # the reader takes some microseconds a byte
 MOST_JSON_BYTES = 2**24
 MOST_VALUES = 20_000
@@ -128,6 +129,8 @@ def read_text(path: Path, most_bytes: int) -> str:
             raise problem(str(path), why, "keep data in files of their own")
         return content.decode("utf-8-sig")
     except FileNotFoundError:
+        if path.suffix not in RUN_FILES and len(path.parts) > 1:
+            refuse_mistyped_run(path)
         near = difflib.get_close_matches(path.name, _beside(path), n=1)
         meant = path.parent / near[0] if near else near_run(path)
         hint = f"did you mean {meant}?" if meant else "drivetrain init writes a run file to begin with"
@@ -138,6 +141,15 @@ def read_text(path: Path, most_bytes: int) -> str:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL character in its name
         raise problem(str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}", cure) from None
+
+
+def refuse_mistyped_run(folder: Path) -> None:
+    """Raises UserError for a folder that is not there, but would lie among runs."""
+    runs = {found.parent.name: str(found.parent) for found in sorted(folder.parent.glob("*/run.yaml"))}
+    if runs:
+        near = difflib.get_close_matches(folder.name, runs, n=1)
+        fix = f"did you mean {runs[near[0]]}?" if near else clipped(f"there are {', '.join(runs.values())}", 200)
+        raise problem(str(folder), "there is no such folder", fix)
 
 
 def near_run(path: Path) -> Path | None:

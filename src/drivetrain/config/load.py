@@ -223,10 +223,21 @@ def _meant(detail: ErrorDetails, info: Any, field: str) -> str:
 
 
 def _near_choice(value: str, names: Sequence[str]) -> str:
-    """Returns the choices that begin so, or else the nearest one; "" where none is near."""
+    """Returns the choices that begin so, or those that are one mistake off, or else the nearest; "" where none is."""
     found = [name for name in names if name.startswith(value)] if value else []
-    found = found or difflib.get_close_matches(value, names, n=1)
+    if not found:
+        near = difflib.get_close_matches(value, names)
+        found = [name for name in near if _is_one_mistake_off(value, name)] or near[:1]
     return f"did you mean {' or '.join(filter(None, [', '.join(found[:-1]), found[-1]]))}?" if found else ""
+
+
+def _is_one_mistake_off(typed: str, name: str) -> bool:
+    """Returns whether one character more, less or another one, or two in the wrong order, are all that differs."""
+    pairs = enumerate(zip(typed, name, strict=False))
+    start = next((place for place, (one, other) in pairs if one != other), min(len(typed), len(name)))
+    typed, name = typed[start:], name[start:]
+    swapped = typed[:2] == name[1::-1] and typed[2:] == name[2:]
+    return swapped or typed[1:] == name[1:] or typed[1:] == name or typed == name[1:]
 
 
 def _once(problems: Sequence[Problem]) -> list[Problem]:

@@ -145,7 +145,7 @@ def _look_at_the_work(result: DryRun, run: RunConfig, machine: Machine, is_repla
         result.collect(lambda: make_optimizer(model))
     result.facts |= {"model": _of_the_model(model)}
     result.notices += result.collect(lambda: _room(result, run, model, is_replaced)) or []
-    if result.is_ready:
+    if {each.field for each in result.problems} <= {"output"}:  # a folder that is taken hides nothing of the work
         del model  # the plan has one without numbers
         seen(result, "plan")
         result.collect(lambda: _plan(result, run, machine, workload))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
-from drivetrain.config.files import near_run, read_text
-from drivetrain.errors import clipped, problem
+from drivetrain.config.files import RUN_FILES, near_run, read_text, refuse_mistyped_run
+from drivetrain.errors import problem
 from drivetrain.runtime.checkpoint_names import check_there
 from drivetrain.runtime.hub import refuse_out_of_reach
 from drivetrain.runtime.run_folder import RunFolder
-
-RUN_FILES = (".yaml", ".yml")
 
 
 def refuse_absent_model(path: str, field: str) -> None:
@@ -23,7 +20,7 @@ def refuse_absent_model(path: str, field: str) -> None:
         read_text(folder, 0)  # which says what lies beside it
     is_path = path.startswith((".", "/", "~")) or len(Path(path).parts) > 2
     if is_path or len(Path(path).parts) == 2:  # one word may be a hub's (gpt2), whatever lies in the current folder
-        _refuse_mistyped_run(folder)
+        refuse_mistyped_run(folder)  # it is no name on a hub
     if is_path:
         raise problem(field, f"{path} does not exist", f"relative paths are taken from {Path.cwd()}")
 
@@ -41,12 +38,3 @@ def refuse_absent_source(path: str, checkpoint: str) -> None:
     run = RunFolder(Path(path).expanduser())
     if run.run_file.is_file():
         check_there(checkpoint, run.checkpoints, "--checkpoint")
-
-
-def _refuse_mistyped_run(folder: Path) -> None:
-    """Raises UserError for a folder that is not there, but would lie among runs: it is no name on a hub."""
-    runs = sorted(str(found.parent) for found in folder.parent.glob("*/run.yaml"))
-    if runs:
-        near = difflib.get_close_matches(str(folder), runs, n=1)
-        fix = f"did you mean {near[0]}?" if near else clipped(f"there are {', '.join(runs)}", 200)
-        raise problem(str(folder), "there is no such folder", fix)

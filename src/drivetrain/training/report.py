@@ -100,6 +100,11 @@ class RunReport(BaseModel):
         names = dict.fromkeys(name for each in rows for name in each if name not in ("event", "time"))
         return {name: [each.get(name) for each in rows] for name in names}
 
+    @property
+    def _title(self) -> str:
+        """The name of the run's folder, by which several runs of one name are distinguished; else the run's name."""
+        return self.folder.name if self._folder is not None or self.checkpoint is not None else self.name
+
     def summary(self) -> dict[str, str]:
         """Returns the most important values, as texts by name."""
         rate = "" if self.samples_per_second is None else f", {rate_text(self.samples_per_second)} samples/s"
@@ -121,7 +126,7 @@ class RunReport(BaseModel):
     def __repr__(self) -> str:
         facts = self.summary()
         width = max(map(len, facts))
-        return "\n".join([f"RunReport {self.name}", *(f"  {name:<{width}}  {text}" for name, text in facts.items())])
+        return "\n".join([f"RunReport {self._title}", *(f"  {name:<{width}}  {text}" for name, text in facts.items())])
 
     def __str__(self) -> str:
         return repr(self)
@@ -130,7 +135,7 @@ class RunReport(BaseModel):
         """Returns a small table, which notebooks show in place of the repr."""
         escaped = ((html.escape(name), html.escape(text)) for name, text in self.summary().items())
         rows = "".join(f"<tr><th style='text-align:left'>{name}</th><td>{text}</td></tr>" for name, text in escaped)
-        return f"<table><caption>{html.escape(self.name)}</caption>{rows}</table>"
+        return f"<table><caption>{html.escape(self._title)}</caption>{rows}</table>"
 
     @property
     def answered(self) -> str:

@@ -52,6 +52,11 @@ from drivetrain.workloads.user_stream import UserStream
 from drivetrain.workloads.user_terms import UserTerms
 from drivetrain.workloads.user_trial import Trial, output_of
 
+NEW_DATA = (
+    "leave --data out, make evaluation_data a function, def evaluation_data(path=...), and give "
+    "workload.options.path=FILE after the run; in Python, drivetrain.predict(RUN, inputs) takes inputs as they are"
+)
+
 
 class UserModuleWorkload(Exportable):
     train: UserSamples | UserStream
@@ -204,7 +209,7 @@ class UserModuleWorkload(Exportable):
 
     def prediction_samples(self, path: str | None) -> NamedSamples:
         if path is not None:
-            raise problem("--data", f"{path} was given, but this file's data are its own", "leave --data out")
+            raise problem("--data", f"{path} was given, but {self._file.path.name} makes its data itself", NEW_DATA)
         if self.evaluation is None:
             raise problem("--data", f"{self._file.path.name} has no evaluation_data", "define it")
         return self.evaluation
