@@ -228,6 +228,6 @@ def test_another_separator_is_named_where_columns_are_missing_or_rows_too_wide(
     with pytest.raises(UserError, match=f"line 2 has 2 columns .* look separated by {re.escape(shown)}"):
         read_table(str(path), "field")
     path.write_text(f"text{mark}label,number\ngood\n")
-    with pytest.raises(UserError, match="line 2 has 1 column .*where the first has 2") as caught:
+    with pytest.raises(UserError, match=r"line 2 has 1 column .*where the first has 2") as caught:
         read_table(str(path), "field")
     assert "look separated" not in str(caught.value)

@@ -189,9 +189,9 @@ def _labelled(path: Path, table: Any, columns: list[str], text: str | None, labe
         raise problem("--data", f"{path} has {what}; its columns are {', '.join(columns[:20])}", fix)
     classes = tuple(sorted({str(value) for value in table[own_label].dropna()} - {""}))
     if len(classes) < 2:
-        found = f"{len(classes)} class{'' if classes else 'es'} in {counted(len(table), 'row')}, and there must be two at least"
-        fix = "give more rows, or name another column with --label-column"
-        raise problem("--data", f"{own_label} of {path} has {found}", fix)
+        number = "1 class" if classes else "no class"
+        why = f"{own_label} of {path} has {number} in {counted(len(table), 'row')}, and there must be two at least"
+        raise problem("--data", why, "give more rows, or name another column with --label-column")
     if len(classes) > MOST_CLASSES:
         why = f"{own_label} of {path} has {len(classes):,} different values, no classes"
         raise problem("--data", why, "name another with --label-column")
