@@ -172,6 +172,13 @@ def test_the_global_batch_is_over_all_devices_of_all_nodes() -> None:
     assert config(**each, engine="ddp", nodes=3).world_size == 6
 
 
+def test_more_workers_than_cores_are_reported_in_one_notice() -> None:
+    words = "loader.workers=3 starts more processes than the 2 cores here run at once"
+    assert sum(words in each for each in notices(config(loader={"workers": 3}), CPU)) == 1
+    for workers in (2, "auto"):
+        assert not any("workers" in each for each in notices(config(loader={"workers": workers}), CPU))
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_an_h100_takes_every_precision(precision: str) -> None:
     spread = {"engine": "zero2", "processes": 2} if PRECISIONS[precision].cast else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import psutil
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from drivetrain.config.training import Loader
 from drivetrain.data.loaded_together import LoadedTogether
@@ -18,6 +20,7 @@ from drivetrain.data.loader import MicroBatch, Window, evaluation_batches, train
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.errors import RunError, problem
+from drivetrain.runtime.hardware import usable_cores
 
 
 class Numbers:
@@ -95,6 +98,15 @@ def test_workers_and_where_a_run_starts_change_nothing() -> None:
     whole = list(map(numbers, windows(range(9))))
     assert list(map(numbers, windows(range(5, 9)))) == whole[5:]
     assert list(map(numbers, windows(range(9), workers=2))) == whole
+
+
+def test_torch_repeats_no_warning_of_more_workers_than_cores() -> None:
+    with pytest.warns(UserWarning, match="will create 99 worker"):
+        DataLoader(Numbers(2), num_workers=99)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert len(windows(range(2), workers=usable_cores() + 1)) == 2
+    assert not caught
 
 
 @pytest.mark.parametrize("workers", [0, 1])

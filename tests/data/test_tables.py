@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.data.encodings import guess_encoding
-from drivetrain.data.tables import column, read_table
+from drivetrain.data.tables import column, place_of, read_table
 from drivetrain.errors import UserError
 from tests.properties import examples
 
@@ -212,3 +213,21 @@ def test_a_gbk_table_has_a_cure_for_excel_and_a_name_that_its_owner_knows(tmp_pa
     message = refusal(tmp_path, "a.csv", "label,text\n1,房间很好，服务不错\n".encode("gbk"))
     assert "it looks like GBK (GB18030)" in message
     assert "or in Excel: Save As, CSV UTF-8" in message
+
+
+@pytest.mark.parametrize(("mark", "shown"), [(";", "';'"), ("\t", "tabs"), ("|", "'|'")])
+def test_another_separator_is_named_where_columns_are_missing_or_rows_too_wide(
+    tmp_path: Path, mark: str, shown: str
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"text{mark}label\ngood{mark}1\n")
+    names = list(read_table(str(path), "field").columns)
+    with pytest.raises(UserError, match=f"has no column 'text'\n    its columns look separated by {re.escape(shown)}"):
+        place_of(names, "text", str(path), "field")
+    path.write_text(f"text{mark}label\ngood, clean{mark}1\n")
+    with pytest.raises(UserError, match=f"line 2 has 2 columns .* look separated by {re.escape(shown)}"):
+        read_table(str(path), "field")
+    path.write_text(f"text{mark}label,number\ngood\n")
+    with pytest.raises(UserError, match=r"line 2 has 1 column .*where the first has 2") as caught:
+        read_table(str(path), "field")
+    assert "look separated" not in str(caught.value)

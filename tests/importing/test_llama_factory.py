@@ -127,6 +127,8 @@ def test_gradients_that_some_parameters_lack_mean_ddp(tmp_path: Path) -> None:
         ("lr_scheduler_type: constant\nwarmup_ratio: 0.1\n", "warmup_ratio", "unneeded", "constant_with_warmup"),
         ("num_train_epochs: 0.5\n", "num_train_epochs", "refused", "0.5 is no whole number"),
         ("dataloader_drop_last: true\n", "dataloader_drop_last", "refused", "every sample counts"),
+        ("report_to: none\n", "report_to", "unneeded", "names no tracker"),
+        ("plot_loss: true\n", "plot_loss", "unneeded", "drivetrain report draws the loss"),
         ("report_to: comet_ml\n", "report_to", "refused", "tracking.trackers"),
         ("cutof_len: 3\n", "cutof_len", "refused", "did you mean cutoff_len?"),
         ("my_own_key: 3\n", "my_own_key", "refused", "no such key is known"),

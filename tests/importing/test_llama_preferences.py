@@ -126,6 +126,25 @@ def test_ppo_keeps_its_reward_model_passes_and_sampling(tmp_path: Path) -> None:
     assert notes["top_p"].fate == "changed"
 
 
+def test_a_file_that_lacks_what_it_trains_by_is_written_and_ends_with_1(
+    drivetrain: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ppo.yaml").write_text(PPO)
+    code, out, words = drivetrain("import", "ppo.yaml", "--without", "reward_model")
+    assert code == 1
+    lacking = "workload.reinforcement.rewards: answers need a reward, and none is given"
+    assert f"cannot train yet {lacking}" in words
+    assert f"on this machine: {lacking}" not in words
+    assert "drivetrain train" not in out + words
+    assert f"# It cannot train yet. {lacking}" in Path("ppo-run.yaml").read_text()
+    Path("whole.yaml").write_text(PPO + "reward_model_type: full\n")
+    code, _, words = drivetrain("import", "whole.yaml")
+    assert code == 0, words
+    assert words.endswith("next: drivetrain train whole-run.yaml")
+    assert "on this machine: " in words, "a model that is not here may be on another machine"
+
+
 @pytest.mark.parametrize(
     ("lines", "key", "why"),
     [

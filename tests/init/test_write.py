@@ -306,7 +306,15 @@ def test_a_text_is_learnt_character_by_character(here: Path) -> None:
     [
         ("a.zip", "x", "ends in .zip"),
         ("a.csv", "n,m\n1,2\n3,4\n5,6\n7,8\n9,10\n11,12\n13,14\n15,16\n", "no column"),
-        ("a.txt", "short", "too few"),
+        ("a.txt", "short", "a.txt has 5 characters: too few to learn a language from"),
+        ("a.csv", "评论;类别\n好;1\n差;0\n", "single column, '评论;类别'\n +its columns look separated by ';': write"),
+        ("a.csv", "评论;类别\n好,大;1\n差;0\n", "line 2 has 2 columns .*; its columns look separated by ';': write"),
+        (
+            "a.csv",
+            "text,标签\n好,1\n",
+            r"have 1 character in all, .* none of its other columns \(标签\) could be labels",
+        ),
+        ("a.csv", "text,label\n好,1\n", "label of .*a.csv has 1 class in 1 row, and there must be two at least"),
         ("none.csv", None, "does not exist"),
     ],
 )
@@ -316,6 +324,13 @@ def test_what_is_no_data_is_refused_with_the_reason(here: Path, name: str, conte
     with pytest.raises(UserError, match=why):
         written(None, here / name, Path("run.yaml"))
     assert not (here / "run.yaml").exists()
+
+
+def test_columns_that_are_named_do_not_hide_another_separator(here: Path) -> None:
+    (here / "a.csv").write_text("评论;类别\n好;1\n差;0\n")
+    for text in ("评论", "评论;类别"):
+        with pytest.raises(UserError, match="look separated by ';'"):
+            written(None, here / "a.csv", Path("run.yaml"), text_column=text, label_column="类别")
 
 
 def test_a_recipe_of_another_kind_is_refused(here: Path) -> None:

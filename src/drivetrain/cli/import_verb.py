@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from drivetrain.cli.arguments import here, path_argument, path_option, run_file_here
 from drivetrain.cli.console import errors, output
+
+if TYPE_CHECKING:
+    from drivetrain.importing.verb import Imported
 
 
 def import_(
@@ -37,19 +41,7 @@ def import_(
     below = None if onto is None else run_file_here(onto, "--onto")
     imported = import_files(read, below, to, overwrite, without or ())
     show_notes(imported.notes, output)
-    if imported.missing:
-        lacking = f"[bold yellow]missing[/] {', '.join(imported.missing)}"
-        cure = "write it in, or import with --onto RUN.YAML"
-        errors.print(f"{lacking}: the run file is incomplete and cannot train; {cure}", soft_wrap=True)
-    if imported.run is not None:
-        from drivetrain.config import rules
-        from drivetrain.config.resolve import resolved
-        from drivetrain.runtime.hardware import detect
-
-        machine = detect(imported.run.device)
-        for found in rules.check(resolved(imported.run, machine), machine):
-            text = f"on this machine: {found.field}: {found.why}; {found.fix}"
-            errors.print(f"[yellow]note[/] {escape(text)}")
+    _print_lacking(imported)
     if imported.output is None:
         errors.print("nothing is trained, so there is no run file", soft_wrap=True)
     else:
@@ -59,4 +51,30 @@ def import_(
     if any(f" {RUN} " in command for command in imported.commands):
         text = f"{RUN}: the folder of a run; one goes on with an adapter of LLaMA-Factory's by adapter.path"
         errors.print(f"[yellow]note[/] {text}", soft_wrap=True)
-    raise typer.Exit(1 if imported.missing else 0)
+    if imported.missing or imported.problems:
+        raise typer.Exit(1)
+    if imported.output is not None:
+        errors.print(f"next: drivetrain train {escape(shlex.quote(str(imported.output)))}", soft_wrap=True)
+
+
+def _print_lacking(imported: Imported) -> None:
+    """Prints what the run file lacks, what no machine takes of it, and what this one does not take."""
+    if imported.missing:
+        lacking = f"[bold yellow]missing[/] {', '.join(imported.missing)}"
+        cure = "write it in, or import with --onto RUN.YAML"
+        errors.print(f"{lacking}: the run file is incomplete and cannot train; {cure}", soft_wrap=True)
+    for found in imported.problems:
+        text = escape(f"{found.field}: {found.why}; {found.fix}")
+        errors.print(f"[bold yellow]cannot train yet[/] {text}", soft_wrap=True)
+    if imported.run is None:
+        return
+    from drivetrain.config import rules
+    from drivetrain.config.resolve import resolved
+    from drivetrain.runtime.hardware import detect
+
+    machine = detect(imported.run.device)
+    known = {found.field for found in imported.problems}
+    for found in rules.check(resolved(imported.run, machine), machine):
+        if found.field not in known:
+            text = f"on this machine: {found.field}: {found.why}; {found.fix}"
+            errors.print(f"[yellow]note[/] {escape(text)}")

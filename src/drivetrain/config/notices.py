@@ -10,7 +10,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
 from drivetrain.config.run import RunConfig
 from drivetrain.config.training import Schedule
-from drivetrain.errors import Problem
+from drivetrain.errors import Problem, counted
 
 
 def notices(run: RunConfig, machine: Machine, problems: Sequence[Problem] = ()) -> list[str]:
@@ -22,6 +22,7 @@ def notices(run: RunConfig, machine: Machine, problems: Sequence[Problem] = ()) 
     of_the_run = [
         *_without_effect(run),
         *_spread(run, machine),
+        *_workers(run, machine),
         *_casts(run, machine),
         *_foreign(run),
         *_underflow(run),
@@ -85,6 +86,13 @@ def _spread(run: RunConfig, machine: Machine) -> Iterator[str]:
     if engine.splits_the_head and run.workload.may_fuse_loss:
         yield "workload.model.fused_loss has no effect: tp splits the head, and each rank has logits of its part alone"
     yield from engine.notices(run, machine)
+
+
+def _workers(run: RunConfig, machine: Machine) -> Iterator[str]:
+    workers = run.loader.workers
+    if isinstance(workers, int) and workers > machine.cpu_cores:
+        cores = counted(machine.cpu_cores, "core")
+        yield f"loader.workers={workers} starts more processes than the {cores} here run at once; auto chooses a number"
 
 
 def _casts(run: RunConfig, machine: Machine) -> Iterator[str]:

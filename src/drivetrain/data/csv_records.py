@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from drivetrain.errors import clipped, counted
 
 SHOWN = 5  # lines that are wrong
+OTHERS = (";", "\t", "|")  # separators that other programs write
 MOST_OF_A_LINE = 40  # characters of one that are shown
 
 Record = tuple[int, list[str]]  # number of its first line in the file, and its fields
@@ -40,6 +41,15 @@ def checked_records(found: Iterator[Record], width: int, separator: str, shorter
         hint = ": quote a text that holds the separator" if widest > width else ""
         stray = " (a quote that is not doubled or not closed?)" if joined else ""
         raise ValueError(f"{', '.join(wrong)} where the first has {width}{more}{hint}{stray}")
+
+
+def separated_otherwise(names: Sequence[object]) -> str | None:
+    """Returns what to do about a table whose only column's name has another separator in it; None for others."""
+    mark = next((each for each in OTHERS if each in str(names[0])), None) if len(names) == 1 else None
+    if mark is None:
+        return None
+    shown = "tabs" if mark == "\t" else repr(mark)
+    return f"its columns look separated by {shown}: write it with commas, or with tabs and a name that ends in .tsv"
 
 
 def _goes_over_lines(fields: list[str]) -> bool:

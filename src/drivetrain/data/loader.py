@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -173,6 +174,8 @@ def _loaded(
         keyed = _Keyed(samples)
         return (_collated(collate, keyed.__getitems__(batch)) for batch in keys)
     ahead = min(loader.prefetch, MOST_AHEAD) if auto else loader.prefetch
+    # torch says of each loader, twice, that it has more workers than there are cores: a notice says so once a run
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     return DataLoader(
         _Keyed(samples),
         batch_sampler=keys,

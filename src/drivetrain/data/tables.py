@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from drivetrain.data.csv_records import Record, checked_records, lines_are_records, records, unquoted_records
+from drivetrain.data.csv_records import (
+    Record,
+    checked_records,
+    lines_are_records,
+    records,
+    separated_otherwise,
+    unquoted_records,
+)
 from drivetrain.data.encodings import not_utf8
 from drivetrain.data.json_rows import read_json
 from drivetrain.data.packed_files import ending, is_packed, read_bytes
@@ -120,6 +127,7 @@ def place_of(names: list[Any], name: str | int, path: str, field: str) -> int:
     near = difflib.get_close_matches(name, [str(n) for n in names], n=1)
     known = ", ".join(clipped(str(n), MOST_OF_A_NAME) for n in names[:20])
     fix = f"{NEAR} {near[0]}? It has: {known}" if near else f"it has: {known}"
+    fix = f"{hint} (it has: {known})" if (hint := separated_otherwise(names)) else fix
     raise problem(field, f"{path} has no column {name!r}", fix)
 
 
@@ -160,11 +168,15 @@ def _table(found: Iterator[Record], separator: str, header: bool, shorter: list[
         raise ValueError("it holds blank lines only")
     width = len(first[1])
     rows = []
-    for line, fields in checked_records(found, width, separator, shorter is not None):
-        if len(fields) == width:
-            rows.append(fields)
-        elif shorter is not None:
-            shorter.append(line)
+    try:
+        for line, fields in checked_records(found, width, separator, shorter is not None):
+            if len(fields) == width:
+                rows.append(fields)
+            elif shorter is not None:
+                shorter.append(line)
+    except ValueError as error:
+        hint = separated_otherwise(first[1])
+        raise ValueError(f"{error}; {hint}" if hint else str(error)) from None
     return pd.DataFrame(rows if header else [first[1], *rows], columns=first[1] if header else range(width), dtype=str)
 
 

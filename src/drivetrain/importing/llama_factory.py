@@ -139,7 +139,7 @@ _OPTIMIZER = if_on(lost("name an optimizer by its import path in optimizer.name"
 _OF_IT = fated("refused", "it is of an optimizer that is not here")
 _ELSEWHERE = fated("unneeded", "it is for LLaMA-Factory's own chat and export")
 _UNSLOTH = if_on(fated("refused", "Unsloth is not used here"))
-_TOLD = fated("unneeded", "the run's folder has the curve, and the report counts samples")
+_REPORTED = fated("unneeded", "drivetrain report draws the loss and the metrics of every run")
 _RAY = fated("refused", "Ray is not used here; drivetrain launch writes jobs for Slurm and Kubernetes")
 
 _SWANLAB = fated("unneeded", "add swanlab to tracking.trackers; SwanLab's own variables say the rest")
@@ -152,7 +152,7 @@ KEYS: dict[str, Handler] = {
     **_all("shift_attn mixture_of_depths", if_on(lost("the model's own layers and attention are taken"))),
     "use_unsloth": _UNSLOTH,
     "use_reentrant_gc": fated("unneeded", "the non-reentrant way is taken, which does the same"),
-    "print_param_status": _TOLD,
+    "print_param_status": fated("unneeded", "the run prints how many parameters it trains"),
     **_all("hf_hub_token ms_hub_token om_hub_token", fated("unneeded", "the hub's own login has it")),
     **_all("image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches", if_on(_MULTIMODAL)),
     **_all(
@@ -175,7 +175,8 @@ KEYS: dict[str, Handler] = {
     **_all("use_hyper_parallel hyper_parallel_args hyper_parallel_cp_size", _of_others("HyperParallel")),
     **_all("use_kt kt_cpu_activation kt_weight_path kt_non_expert_weight_path", _KTRANSFORMERS),
     # telling
-    **_all("plot_loss include_effective_tokens_per_second compute_accuracy", _TOLD),
+    **_all("plot_loss compute_accuracy", _REPORTED),
+    "include_effective_tokens_per_second": fated("unneeded", "the run's report has samples a second"),
     "use_swanlab": if_on(fated("refused", "write a tracker and give its import path in tracking.trackers")),
     **_all("swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key", _SWANLAB),
     **_all("swanlab_logdir swanlab_lark_webhook_url swanlab_lark_secret", _SWANLAB),

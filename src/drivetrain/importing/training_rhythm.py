@@ -139,7 +139,7 @@ def trackers(given: KeyReader) -> None:
     elif others:
         given.note("report_to", "refused", why)
     else:
-        given.off("report_to", why="nobody else listens")
+        given.off("report_to", why="it names no tracker; the screen and the run's events.jsonl have the loss")
 
 
 def names(given: KeyReader) -> None:

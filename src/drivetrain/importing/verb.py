@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from drivetrain.config import accelerate
 from drivetrain.config.files import read_json, read_yaml
+from drivetrain.config.rules import check_anywhere
 from drivetrain.config.run import RunConfig
 from drivetrain.config.translation import Note
 from drivetrain.errors import Problem, UserError, problem
@@ -37,6 +38,7 @@ class Imported:
     missing: list[str]  # what the run file still lacks
     run: RunConfig | None  # None where something is missing
     commands: list[str]  # that do what the files ask for beside training
+    problems: list[Problem]  # of the run file, on every machine
 
 
 def import_files(
@@ -59,7 +61,7 @@ def import_files(
     asked = _kept(problems, lambda: [line for source in sources for line in _commands(source)]) or []
     trains = onto is not None or not sources or not all(map(_only_answers, sources))
     if not trains and not problems:
-        return Imported(None, _labelled(founds), [], None, asked)
+        return Imported(None, _labelled(founds), [], None, asked, [])
     if trains:
         _kept(problems, lambda: check_place(output, overwrite, files))
     joined = join(founds)
@@ -74,11 +76,18 @@ def import_files(
     made += "" if onto is None else f", onto {shown_path(onto)}"
     head = header(made, [note for _, note in _labelled(founds)], defaults)
     head += f"# Missing: {', '.join(missing)}. The run cannot start without.\n" if missing else ""
+    unfit = [] if run is None else _unfit(run)
+    head += "".join(f"# It cannot train yet. {each.field}: {each.why}; {each.fix}.\n" for each in unfit)
     write(output, f"{head}\n{as_yaml(raw)}", raw)
     labels = {note: found.source.label for found in founds for note in defaults if _is_of(note, found)}
-    return Imported(
-        output, [*_labelled(founds), *((labels.get(note, ""), note) for note in defaults)], missing, run, asked
-    )
+    notes = [*_labelled(founds), *((labels.get(note, ""), note) for note in defaults)]
+    return Imported(output, notes, missing, run, asked, unfit)
+
+
+def _unfit(run: RunConfig) -> list[Problem]:
+    """Returns the problems of a run on every machine. A path that is absent here may be there on another."""
+    absent = set(run.workload.path_problems())
+    return [found for found in check_anywhere(run) if found not in absent]
 
 
 def _labelled(founds: Sequence[TranslatedFile]) -> list[tuple[str, Note]]:

@@ -9,8 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from drivetrain.data.csv_records import separated_otherwise
 from drivetrain.data.language.preference_rows import Preferences
-from drivetrain.errors import problem
+from drivetrain.errors import counted, problem
 
 ROWS = 2000  # looked at
 LABELS = ("label", "labels", "class", "category", "target", "sentiment", "stars", "rating", "intent", "topic", "y")
@@ -64,9 +65,12 @@ class PreferenceRows:
 
 @dataclass(frozen=True)
 class Documents:
+    """others: columns beside that of the texts, none of which could be labels."""
+
     path: str
     sample: str
     characters: int
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,9 @@ def _kind_of_table(path: Path, table: Any, text: str | None, label: str | None, 
 
 
 def _labelled(path: Path, table: Any, columns: list[str], text: str | None, label: str | None, short: int = 0) -> Kind:
+    hint = separated_otherwise(columns)
+    if hint is not None:
+        raise problem("--data", f"{path} has a single column, {columns[0]!r}", hint)
     for name in (text, label):
         if name is not None and name not in columns:
             raise problem("--data", f"{path} has no column {name!r}", f"it has: {', '.join(columns[:20])}")
@@ -173,15 +180,19 @@ def _labelled(path: Path, table: Any, columns: list[str], text: str | None, labe
     own_label = label if label is not None else _label(table, names, text)
     own_text = text if text is not None else _text(table, [name for name in names if name != own_label])
     if own_text is not None and own_label is None and str(own_text).lower() == "text":
-        return Documents(
-            str(path), " ".join(map(str, table[own_text].head(200))), int(table[own_text].astype(str).str.len().sum())
-        )
+        texts = table[own_text].astype(str)
+        beside = tuple(str(name) for name in names if name != own_text)
+        return Documents(str(path), " ".join(texts.head(200)), int(texts.str.len().sum()), beside)
     if own_text is None or own_label is None:
         what = "no column that could be labels" if own_label is None else "no column of texts"
         fix = "name them: --text-column NAME --label-column NAME"
         raise problem("--data", f"{path} has {what}; its columns are {', '.join(columns[:20])}", fix)
     classes = tuple(sorted({str(value) for value in table[own_label].dropna()} - {""}))
-    if not 2 <= len(classes) <= MOST_CLASSES:
+    if len(classes) < 2:
+        number = "1 class" if classes else "no class"
+        why = f"{own_label} of {path} has {number} in {counted(len(table), 'row')}, and there must be two at least"
+        raise problem("--data", why, "give more rows, or name another column with --label-column")
+    if len(classes) > MOST_CLASSES:
         why = f"{own_label} of {path} has {len(classes):,} different values, no classes"
         raise problem("--data", why, "name another with --label-column")
     sample = [str(value) for value in table[own_text].dropna().sample(min(ROWS, len(table)), random_state=0)]

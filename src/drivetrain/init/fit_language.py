@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drivetrain.config.language_stages import STAGES
-from drivetrain.errors import counted, problem
+from drivetrain.errors import UserError, counted, problem
 from drivetrain.init.data_kinds import Conversations, Documents, PreferenceRows, is_chinese
 from drivetrain.init.fitted import Fitted, fit_batch
 
@@ -131,6 +131,15 @@ def documents(run: Any, kind: Documents, made: Fitted, stem: str) -> None:
     ]
     windows = kind.characters * 0.9 / int(data.get("length", 256))
     if windows < 10:
-        why = f"{kind.path} has {counted(kind.characters, 'character')}: too few to learn a language from"
-        raise problem("--data", why, "give a longer text")
+        raise _too_short(kind)
     fit_batch(run, windows, made)
+
+
+def _too_short(kind: Documents) -> UserError:
+    characters = counted(kind.characters, "character")
+    if not kind.others:
+        why = f"{kind.path} has {characters}: too few to learn a language from"
+        return problem("--data", why, "give a longer text")
+    why = f"the texts of {kind.path} have {characters} in all, too few to learn a language from"
+    labels = f"none of its other columns ({', '.join(kind.others[:20])}) could be labels: a few values that repeat"
+    return problem("--data", f"{why}, and {labels}", "give more rows; name the column of labels by --label-column NAME")
