@@ -31,7 +31,10 @@ def test_every_verb_is_of_the_class_that_refuses() -> None:
     ("typed", "values"),
     [
         (["plan", "run.yaml", "--machine", "2x8xH100", "-m", "4xP40"], {"--machine": "2x8xH100, 4xP40"}),
-        (["board", "--runs", "runs", "--port", "1", "--runs=../c", "--port", "1"], {"--runs": "runs, ../c"}),
+        (
+            ["board", "--data", "no", "--runs", "runs", "--port", "1", "--runs=../c", "--port", "1"],
+            {"--runs": "runs, ../c"},
+        ),
         (["checkpoint", "convert", "runs/a", "-oa", "-ob", "--to", "dcp", "--to", "dcp"], {"--output": "a, b"}),
     ],
 )
