@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.generation.cache import RowCache
+from tests.generation.small_models import model_of
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +60,12 @@ def test_a_row_that_joins_later_sees_zeros_where_longer_rows_have_left() -> None
     cache.join([(filled(2, 90, None, 2), [1, 0])])  # more columns than there is room for
     assert all(each.isfinite().all() for each in kept(cache))
     assert not cache.layers[0].kept()[0][0, :, :-3].any()
+
+
+def test_under_autocast_keys_are_kept_in_the_16_bits_in_which_they_are_multiplied() -> None:
+    model, cache = model_of("llama"), RowCache([None] * 3)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            model(torch.tensor([[3, 1, 4]]), past_key_values=cache)
+    assert {each.dtype for layer in cache.layers for each in layer.kept()} == {torch.bfloat16}
+    assert cache.columns == 6

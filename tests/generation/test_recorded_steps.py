@@ -58,6 +58,16 @@ def test_answers_of_recorded_steps_are_those_of_transformers(kind: str) -> None:
     assert record.repeated > 40
 
 
+@torch.no_grad()
+def test_under_autocast_a_step_in_fixed_buffers_agrees_with_whole_sequences() -> None:
+    """Rotated keys come in fp32 there, and are kept in 16 bits."""
+    model = model_of("llama")
+    windows = windows_of(model.config)
+    assert windows is not None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fixed_steps_agree(LocalForward(model), model, windows)
+
+
 def test_buffers_serve_the_next_batch_and_what_was_in_them_is_not_seen() -> None:
     model, record = model_of("llama"), Recorder()
     wanted = requests(4)

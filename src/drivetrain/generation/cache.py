@@ -39,9 +39,10 @@ class RowLayer(CacheLayerMixin):
     # --- Transformers' contract ---------------------------------------------------------------------------------------
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
+        # rotated keys come in fp32 under autocast, which multiplies them in the dtype of values: cast here, once
+        self.dtype, self.device = value_states.dtype, key_states.device
         heads = key_states.shape[1]
-        self.keys = key_states.new_zeros(0, heads, 0, key_states.shape[3])
+        self.keys = key_states.new_zeros(0, heads, 0, key_states.shape[3], dtype=self.dtype)
         self.values = value_states.new_zeros(0, heads, 0, value_states.shape[3])
         self.is_initialized = True
 
@@ -213,7 +214,7 @@ class FixedLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         del args, kwargs
-        self.keys.index_copy_(2, self._column, key_states)
+        self.keys.index_copy_(2, self._column, key_states.to(self.keys.dtype))  # as RowLayer keeps them
         self.values.index_copy_(2, self._column, value_states)
         return self.keys, self.values
 

@@ -123,8 +123,11 @@ class _Block:
         # heads that share keys are queries of one head
         queries = queries.view(rows, own, self._groups, self._width)
         mask = None if seen is None else seen[..., seen.shape[-1] - keys.shape[2] :]
+        if values.dtype == torch.bfloat16 and self._groups == 1:
+            # PyTorch's kernel for 16 bits takes half of the time for two queries that it takes for one
+            queries = torch.cat((queries, queries), 2)
         found = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=self._scale)
-        return found.reshape(rows, 1, -1)
+        return found[:, :, : self._groups].reshape(rows, 1, -1)
 
 
 class _Norm:
