@@ -238,6 +238,70 @@ def test_what_is_changed_in_a_model_after_the_step_was_made_holds(change: Callab
         assert float((found[1] - before).abs().max()) > 0.01 * float(before.abs().max())
 
 
+def _last_narrow(model: Any) -> None:
+    model.model.layers[2].mlp.down_proj.weight.mul_(-2)
+
+
+def _hook_of_last_out(model: Any) -> None:
+    model.model.layers[2].self_attn.o_proj.register_forward_hook(lambda *given: given[2] * -2)
+
+
+def _packed_anew(model: Any) -> None:
+    _last_narrow(model)
+    with prepacked(model):  # finds the layers taken
+        pass
+
+
+@pytest.mark.parametrize("change", [_last_narrow, _hook_of_last_out, _packed_anew])
+@torch.no_grad()
+def test_products_by_copies_are_those_of_the_weights_in_each_step(
+    change: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What changes lies behind the last keys and values, so that those in the cache stay right."""
+    monkeypatch.setattr("drivetrain.generation.prepacked_weights.LEAST", 1)
+    model, found = model_of("llama"), list[Tensor]()
+    expected = expected_of(model, [[5, 6, 7, 8, 9]], 2)
+
+    def see(logits: Tensor) -> list[Choice]:
+        found.append(logits)
+        return [Choice(0)]
+
+    forward = LocalForward(model)
+    with prepacked(model):
+        store = stores_of(forward, model)(forward)
+        store.start([[5, 6, 7]], see)
+        for token in (8, 9):
+            store.next([token], see)
+        close(found[1:], expected, 1e-5)
+        change(model)
+        store.next([10], see)
+    store.next([11], see)  # without copies
+    after = expected_of(model, [[5, 6, 7, 8, 9, 10, 11]], 2)
+    close(found[3:], after, 1e-5)
+    before = expected_of(model_of("llama"), [[5, 6, 7, 8, 9, 10, 11]], 2)
+    assert float((after[0] - before[0]).abs().max()) > 0.1 * float(before[0].abs().max())
+
+
+@torch.no_grad()
+def test_copies_that_were_made_anew_for_new_weights_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind each update of a model that learns from its answers: four products a block, and that of the head."""
+    monkeypatch.setattr("drivetrain.generation.prepacked_weights.LEAST", 1)
+    made: list[Tensor] = []
+    plain = torch.ops.mkldnn._linear_pointwise
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *given: made.append(given[0]) or plain(*given))
+    model = model_of("llama")
+    forward = LocalForward(model)
+    stores = stores_of(forward, model)
+    for _ in range(2):
+        with prepacked(model):
+            store = stores(forward)
+            store.start([[5, 6, 7]], lambda _: [Choice(0)])
+            before = len(made)
+            store.next([8], lambda _: [Choice(0)])
+            assert len(made) - before == 3 * 4 + 1
+        model.model.layers[0].mlp.down_proj.weight.mul_(2)
+
+
 @pytest.mark.parametrize("selective", [False, True])
 def test_a_model_that_recomputes_takes_it(selective: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As models that learn from their answers often do."""

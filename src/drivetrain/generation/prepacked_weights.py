@@ -54,7 +54,7 @@ def prepack(model: nn.Module) -> Callable[[], None]:
         if needed > free:
             continue
         try:
-            product = _Product(layers, weights, dtype, copies)
+            product = Product(layers, weights, dtype, copies)
         except (RuntimeError, AttributeError, NotImplementedError) as error:  # a build of PyTorch without oneDNN
             LOG.info("weights are not prepacked: %s", last_line(error))
             break
@@ -71,7 +71,7 @@ def prepack(model: nn.Module) -> Callable[[], None]:
 
 
 class Joined:
-    """Layers that multiply the same input: their outputs stand one behind another in the last dimension. Siblings that
+    """Layers that multiply the same input: their outputs stand one behind another in the last dimension. Layers that
     have one copy of their weights make one product."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
@@ -79,12 +79,26 @@ class Joined:
         self._hooks = [hooks for each in layers for hooks in (each._forward_pre_hooks, each._forward_hooks)]
 
     def __call__(self, given: Tensor) -> Tensor:
-        first = vars(self._layers[0]).get("forward")
-        if type(first) is _Sibling and first.product.is_of(self._layers) and not any(self._hooks):
-            found = first.product.of(given)
-            if found is not None:
-                return found
-        return torch.cat([layer(given) for layer in self._layers], -1)
+        product = self.product
+        found = None if product is None or self.has_hooks else product.of(given)
+        if found is not None:
+            return found
+        apart = [layer(given) for layer in self._layers]
+        return apart[0] if len(apart) == 1 else torch.cat(apart, -1)
+
+    @property
+    def has_hooks(self) -> bool:
+        return any(self._hooks)
+
+    @property
+    def product(self) -> Product | None:
+        """The product by one copy of all these layers' weights, if they have one."""
+        first: Any = vars(self._layers[0]).get("forward")
+        if type(first) is _Alone:
+            is_whole = len(self._layers) == 1
+        else:
+            is_whole = type(first) is _Sibling and first.product.is_of(self._layers)
+        return first.product if is_whole else None
 
 
 def _products(model: nn.Module) -> Iterator[tuple[list[nn.Module], list[Tensor]]]:
@@ -135,7 +149,7 @@ def _dtype_of_products(weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
 
 
-class _Product:
+class Product:
     """The product by one copy of the weights of one layer, or of several that multiply the same input."""
 
     def __init__(
@@ -161,17 +175,25 @@ class _Product:
 
     def of(self, given: Tensor) -> Tensor | None:
         """Returns the product; None where it has to be made without the copy."""
-        if not self.fits(given):
-            return None
-        given = given.to(self._dtype)
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(given, self._weight, self._bias, "none", [], "")
+        return self.times(given) if self.fits(given) else None
+
+    def times(self, given: Tensor) -> Tensor:
+        """Returns the product by the copy, which fits."""
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(
+            given.to(self._dtype), self._weight, self._bias, "none", [], ""
+        )
         return found
 
     def fits(self, given: Tensor) -> bool:
-        """Returns whether the copy has the layers' numbers, and the dtype that an input is multiplied in; gradients
-        are not made by it."""
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else given.dtype
-        if dtype != self._dtype or not given.is_floating_point() or torch.is_grad_enabled() or not given.numel():
+        """Returns whether an input can be multiplied by the copy."""
+        return given.is_floating_point() and bool(given.numel()) and self.is_current(given.dtype)
+
+    def is_current(self, dtype: torch.dtype) -> bool:
+        """Returns whether the copy has the layers' numbers, and the dtype in which inputs of a dtype are multiplied;
+        gradients are not made by it."""
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+        if dtype != self._dtype or torch.is_grad_enabled():
             return False
         for held, name, tensor, address, version in self._known:
             if held.get(name) is not tensor or tensor._version != version or tensor.data_ptr() != address:
@@ -201,11 +223,11 @@ def _known(layer: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor, int,
 class _Alone:
     """The forward pass of a layer that has a copy of its own."""
 
-    def __init__(self, layer: nn.Module, product: _Product) -> None:
-        self._plain, self._product = layer.forward, product
+    def __init__(self, layer: nn.Module, product: Product) -> None:
+        self._plain, self.product = layer.forward, product
 
     def __call__(self, input: Tensor) -> Tensor:
-        found = self._product.of(input)
+        found = self.product.of(input)
         if found is None:
             found = self._plain(input)
         return found
@@ -215,10 +237,10 @@ class _Sibling:
     """The forward pass of a layer that multiplies the same input as others. The first makes the product for all, and
     those that follow with the same input take their parts of it, each once."""
 
-    def __init__(self, layer: nn.Module, product: _Product, number: int) -> None:
+    def __init__(self, layer: nn.Module, product: Product, number: int) -> None:
         self._plain, self.product, self._number = layer.forward, product, number
 
-    def is_number(self, number: int, product: _Product) -> bool:
+    def is_number(self, number: int, product: Product) -> bool:
         return self._number == number and self.product is product
 
     def __call__(self, input: Tensor) -> Tensor:

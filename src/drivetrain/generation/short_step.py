@@ -3,8 +3,9 @@
 A step of few rows on a CPU computes for a moment and spends the rest of its time on the way there: Transformers'
 modules make some 150 calls of PyTorch a block, each of a few microseconds, whatever the size of the model. The form of
 Llama's blocks (Touvron et al. 2023, "LLaMA") is known, and takes half of them: queries, keys and values are one product
-(`prepacked_weights`), a norm is one call, and queries and keys are rotated together. Layers that multiply are called as
-modules, so that adapters and quantised weights go on as they are.
+(`prepacked_weights`), a norm is one call, and queries and keys are rotated together. Whether copies of weights still
+have the layers' numbers is looked at once a step. Layers without a copy are called as modules, so that adapters and
+quantised weights go on as they are.
 
 A model is taken only if its classes are Transformers' own and no hook hangs on what is passed over; and only after the
 step gave the logits of the model's own pass once (`local_forward.stores_of`). Where a hook or another part comes later,
@@ -13,7 +14,7 @@ the model's own pass is taken again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as modules
 
-from drivetrain.generation.prepacked_weights import Joined
+from drivetrain.generation.prepacked_weights import Joined, Product
 from drivetrain.memory.recompute import does_as_its_class
 from drivetrain.models.llama_form import of_llamas_form
 from drivetrain.models.read_places import waiting_hooks
@@ -49,6 +50,7 @@ class ShortStep:
         self._root, self._embed, self._rotary, self._head = model, inner.embed_tokens, inner.rotary_emb, model.lm_head
         self._norm = _Norm(inner.norm)
         self._blocks = [_Block(each) for each in inner.layers[: model.config.num_hidden_layers]]
+        self._products = _Products([*(group for block in self._blocks for group in block.products), [self._head]])
         parts = [part for each in inner.layers for part in (each, each.self_attn, each.mlp)]
         self.passed_over: list[nn.Module] = [inner, *parts]
         # hooks that do nothing here, and the model's own, which the pass that the step is compared with has run
@@ -81,14 +83,34 @@ class ShortStep:
         half = sin.shape[-1] // 2
         turns = cos, torch.cat((-sin[..., :half], sin[..., half:]), -1)
         seen = None if mask is None else mask[:, None, None]
+        *multiply, head = self._products.now(hidden.dtype)
         for number, block in enumerate(self._blocks):
-            hidden = block(hidden, turns, seen, cache.layers[number])
-        logits: Tensor = self._head(self._norm(hidden))
-        return logits[:, -1]
+            hidden = block(hidden, multiply[4 * number : 4 * number + 4], turns, seen, cache.layers[number])
+        return head(self._norm(hidden))[:, -1]
 
 
 def _hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
     return module._forward_pre_hooks, module._forward_hooks
+
+
+class _Products:
+    """The products of a step, of groups of layers that multiply the same input."""
+
+    def __init__(self, groups: Sequence[Sequence[nn.Module]]) -> None:
+        self._joined = [Joined(each) for each in groups]
+        self._layers = [vars(layer) for each in groups for layer in each]
+        self._forwards: list[Any] = []
+        self._copies: list[Product | None] = []
+
+    def now(self, dtype: torch.dtype) -> list[Callable[[Tensor], Tensor]]:
+        """Returns what multiplies for each group until a weight changes. dtype: of the inputs."""
+        forwards = [each.get("forward") for each in self._layers]
+        if forwards != self._forwards:  # weights were prepacked meanwhile, or are not any more
+            self._forwards, self._copies = forwards, [each.product for each in self._joined]
+        return [
+            joined if copy is None or joined.has_hooks or not copy.is_current(dtype) else copy.times
+            for joined, copy in zip(self._joined, self._copies, strict=True)
+        ]
 
 
 class _Block:
@@ -96,23 +118,35 @@ class _Block:
 
     def __init__(self, block: Any) -> None:
         attention, mlp = block.self_attn, block.mlp
+        self.products: list[list[nn.Module]] = [
+            [attention.q_proj, attention.k_proj, attention.v_proj],
+            [attention.o_proj],
+            [mlp.gate_proj, mlp.up_proj],
+            [mlp.down_proj],
+        ]
         self._before, self._between = _Norm(block.input_layernorm), _Norm(block.post_attention_layernorm)
-        self._project = Joined([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._out, self._scale, self._width = attention.o_proj, attention.scaling, attention.head_dim
+        self._scale, self._width, self._activate = attention.scaling, attention.head_dim, mlp.act_fn
         self._groups = attention.num_key_value_groups
         norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]  # Qwen3's
         self._head_norms = [] if norms[0] is None else [_Norm(each) for each in norms]
-        self._widen, self._activate, self._narrow = Joined([mlp.gate_proj, mlp.up_proj]), mlp.act_fn, mlp.down_proj
 
-    def __call__(self, hidden: Tensor, turns: tuple[Tensor, Tensor], seen: Tensor | None, layer: Any) -> Tensor:
-        hidden = hidden + self._out(self._attended(self._before(hidden), turns, seen, layer))
-        gate, up = self._widen(self._between(hidden)).chunk(2, -1)
-        found: Tensor = hidden + self._narrow(self._activate(gate) * up)
-        return found
+    def __call__(
+        self,
+        hidden: Tensor,
+        multiply: Sequence[Callable[[Tensor], Tensor]],
+        turns: tuple[Tensor, Tensor],
+        seen: Tensor | None,
+        layer: Any,
+    ) -> Tensor:
+        """multiply: the block's products, as they stand in `products`."""
+        project, out, widen, narrow = multiply
+        hidden = hidden + out(self._attended(project(self._before(hidden)), turns, seen, layer))
+        gate, up = widen(self._between(hidden)).chunk(2, -1)
+        return hidden + narrow(self._activate(gate) * up)
 
-    def _attended(self, hidden: Tensor, turns: tuple[Tensor, Tensor], seen: Tensor | None, layer: Any) -> Tensor:
-        rows = len(hidden)
-        every = self._project(hidden).view(rows, -1, 1, self._width)
+    def _attended(self, projected: Tensor, turns: tuple[Tensor, Tensor], seen: Tensor | None, layer: Any) -> Tensor:
+        rows = len(projected)
+        every = projected.view(rows, -1, 1, self._width)
         own = every.shape[1] // (self._groups + 2)  # heads of keys, and of values
         turned, values = every.split([every.shape[1] - own, own], 1)
         if self._head_norms:
