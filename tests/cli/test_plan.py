@@ -96,3 +96,33 @@ def test_one_mistake_is_one_refusal_whatever_the_number_of_ways(
     assert words in err
     assert err.startswith("1 problem: ")
     assert out == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["engine=single,fsdp"], ["--explain", "fsdp"]], ids=str)
+def test_a_precision_that_no_engine_has_on_the_machine_is_one_refusal(
+    arguments: list[str], drivetrain: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("All the world's a stage.\n" * 1000)
+    workload = {"type": "language_model", "model": {"config": LLAMA}, "data": {"train": "text.txt"}}
+    Path("run.yaml").write_text(json.dumps({"workload": workload, "batch_size": 8, "loop": {"steps": 2}}))
+    code, _, err = drivetrain("plan", "run.yaml", "precision=fp8-mixed", "--machine", "4xP40", *arguments)
+    assert code == 2
+    assert err.startswith("1 problem: ")
+    assert err.count("fp8-mixed") == 1
+    assert "P40 has compute capability 6.1; it needs 8.9 works here: fp32" in err
+
+
+def test_a_precision_that_each_engine_lacks_for_its_own_reason_is_refused_with_each(
+    drivetrain: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("All the world's a stage.\n" * 1000)
+    workload = {"type": "language_model", "model": {"config": LLAMA}, "data": {"train": "text.txt"}}
+    Path("run.yaml").write_text(json.dumps({"workload": workload, "batch_size": 8, "loop": {"steps": 2}}))
+    code, _, err = drivetrain(
+        "plan", "run.yaml", "precision=fp8-mixed", "engine=zero2,zero3", "processes=2", "--machine", "2xH100-80GB"
+    )
+    assert code == 2
+    assert "engine=zero2 has no fp8-mixed" in err
+    assert "engine=zero3 has no fp8-mixed" in err

@@ -15,6 +15,7 @@ from drivetrain.errors import UserError
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.estimator import NotPlanned
 from drivetrain.plan.machines import too_many_nodes
+from drivetrain.plan.refusals import distinct_problems
 from drivetrain.plan.rows import Plan, Row, chosen, in_order, refused, row
 from drivetrain.runtime.run_folder import refuse_code_of_folders
 
@@ -27,7 +28,6 @@ def plan_as_asked(
     start = time.perf_counter()
     ways = [_read(run_file, overrides, estimator, trust) for overrides in choices]
     judged = [rules.judged(run, too_many_nodes(run.nodes, estimator.nodes), estimator.host) for run, _ in ways]
-    problems = [each for _, its in judged for each in its]
     rows: list[Row] = []
     for number, (run, its) in enumerate(judged):
         estimator.expect(each for each, refusals in judged[number:] if not refusals)
@@ -35,8 +35,9 @@ def plan_as_asked(
         found = refused(run, run, reason) if its else as_it_stands(run, estimator)
         steps = None if found.costs is None else estimator.steps(run)
         rows.append(replace(found, overrides=(*choices[number], *ways[number][1]), rank=(number,), steps=steps))
-    if problems and all(each.costs is None for each in rows):
-        raise UserError(problems)
+    problems = [its for _, its in judged]
+    if any(problems) and all(each.costs is None for each in rows):
+        raise UserError(distinct_problems(problems))
     ordered = in_order(rows)
     return Plan(
         machine=estimator.title,

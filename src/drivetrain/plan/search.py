@@ -18,6 +18,7 @@ from drivetrain.errors import UserError, counted
 from drivetrain.plan.derive import Cut, full_count
 from drivetrain.plan.estimator import Estimator, NotPlanned
 from drivetrain.plan.family_bounds import FamilyBounds
+from drivetrain.plan.refusals import distinct_problems, shared_problems
 from drivetrain.plan.rows import (
     ALIKE,
     PAYS,
@@ -50,7 +51,8 @@ def search(
     start = time.perf_counter()
     found = families(base, space, estimator.host, estimator.nodes, estimator.devices_per_node)
     if not found.possible:
-        raise UserError([problem for each in found.refused for problem in each.problems])
+        problems = [each.problems for each in found.refused]
+        raise UserError(shared_problems(problems) or distinct_problems(problems))
     looking = Search(base, estimator, space.precisions[0])
     looking.look_at(found.possible)
     looking.trace_the_best()
