@@ -18,6 +18,7 @@ from drivetrain.config.exclusive_fields import Replaced, replace_others
 from drivetrain.config.field_paths import TAGS, blocks_of, field_paths
 from drivetrain.config.files import BrokenText, parsed_yaml, read_yaml
 from drivetrain.config.location import without_secrets
+from drivetrain.config.models_of_runs import with_checkpoints
 from drivetrain.config.run import RunConfig
 from drivetrain.config.unknown import elsewhere_hint, owners_of, siblings, unknown
 from drivetrain.errors import Problem, UserError, clipped, problem, shown
@@ -82,13 +83,15 @@ def left_open(raw: Mapping[str, Any]) -> list[str]:
 def validate(raw: dict[str, Any], problems: list[Problem]) -> tuple[RunConfig | None, list[Problem]]:
     """Build the config; after each failure take the offending keys out, so that the rest can still be checked.
 
+    Where the folder of a run is named as a model, the config has that of a checkpoint (models_of_runs.py).
     A misspelt key's value takes the place of the key that was meant, so that this one is not reported as missing too.
     """
     moved: list[list[Any]] = []
     wrong: list[list[Any]] = []  # what was there and could not stay: it is not missing
     for _ in range(5):
         try:
-            return RunConfig.model_validate(raw), problems
+            run = RunConfig.model_validate(raw)
+            return run.model_copy(update={"workload": with_checkpoints(run.workload)}), problems
         except ValidationError as error:
             details = error.errors(include_url=False)
         found = [(each["type"], _path_in(each["loc"], raw), _problem(each, raw)) for each in details[:MOST_PROBLEMS]]

@@ -1,0 +1,100 @@
+"""The folder of a run names its best checkpoint where a run file wants a model; all other places stay as they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from drivetrain.cli import main
+from drivetrain.config.language import LanguageModel
+from drivetrain.config.load import load
+from drivetrain.config.models_of_runs import checkpoint_of_run, with_checkpoints
+from tests.tiny_language import LLAMA, ROWS, write_lines
+
+
+def run_folder(folder: Path, links: dict[str, str], file: str = "config.json") -> Path:
+    folder.mkdir()
+    (folder / "run.yaml").write_text("batch_size: 8\n")
+    for name, step in links.items():
+        (folder / "checkpoints" / step).mkdir(parents=True, exist_ok=True)
+        (folder / "checkpoints" / step / file).write_text("{}")
+        (folder / name).symlink_to(Path("checkpoints") / step)
+    return folder
+
+
+def test_the_best_checkpoint_takes_the_place_of_a_runs_folder_and_else_the_last(tmp_path: Path) -> None:
+    both = run_folder(tmp_path / "both", {"best": "step-00000004", "last": "step-00000008"})
+    last = run_folder(tmp_path / "last", {"last": "step-00000008"}, "adapter_config.json")
+    assert checkpoint_of_run(str(both)) == str(both / "checkpoints" / "step-00000004")
+    assert checkpoint_of_run(f"{last}/") == str(last / "checkpoints" / "step-00000008")
+
+
+def test_a_home_folder_stays_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run_folder(tmp_path / "base", {"best": "step-00000004"})
+    assert checkpoint_of_run("~/base") == "~/base/checkpoints/step-00000004"
+
+
+def test_what_is_no_run_or_a_model_itself_stays_as_it_is(tmp_path: Path) -> None:
+    model = run_folder(tmp_path / "model", {"best": "step-00000004"})
+    (model / "config.json").write_text("{}")
+    plain = run_folder(tmp_path / "plain", {"best": "step-00000004"}, "model.safetensors")  # no model of Transformers
+    unlinked = run_folder(tmp_path / "unlinked", {})
+    for place in (model, plain, unlinked, model / "best", tmp_path / "nothing"):
+        assert checkpoint_of_run(str(place)) == str(place)
+    assert checkpoint_of_run("org/name") == "org/name"
+
+
+def test_every_name_of_a_model_in_a_block_is_replaced_and_that_of_data_is_not(tmp_path: Path) -> None:
+    base = str(run_folder(tmp_path / "base", {"best": "step-00000004"}))
+    step = f"{base}/checkpoints/step-00000004"
+    block = LanguageModel.model_validate(
+        {
+            "type": "language_model",
+            "stage": "grpo",
+            "model": {"path": base, "tokenizer": base},
+            "data": {"train": base},
+            "reinforcement": {"reference_model": base, "rewards": [{"model": base}, {"use": "length"}]},
+        }
+    )
+    found = with_checkpoints(block).model_dump()
+    assert (found["model"]["path"], found["model"]["tokenizer"]) == (step, step)
+    assert found["data"]["train"][0]["path"] == base
+    assert found["reinforcement"]["reference_model"]["path"] == step
+    assert [each["model"] for each in found["reinforcement"]["rewards"]] == [step, None]
+
+
+def test_every_reader_of_a_run_file_gets_the_checkpoint(tmp_path: Path) -> None:
+    base = run_folder(tmp_path / "base", {"best": "step-00000004"})
+    workload = {"type": "language_model", "model": {"path": str(base)}, "data": {"train": "a.txt"}}
+    (tmp_path / "run.yaml").write_text(json.dumps({"workload": workload, "batch_size": 8, "loop": {"steps": 2}}))
+    run, problems = load(tmp_path / "run.yaml")
+    assert run is not None
+    assert not problems
+    assert run.workload.base == str(base / "checkpoints" / "step-00000004")
+
+
+def test_a_run_goes_on_from_another_runs_folder_as_from_its_best_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "train.jsonl", ROWS)
+    data = {"train": "train.jsonl", "length": 64, "template": "chatml", "evaluation_fraction": 0.2}
+    workload = {"type": "language_model", "stage": "sft", "data": data}
+    given = {"batch_size": 4, "optimizer": {"name": "sgd", "lr": 0.1}, "loop": {"steps": 2}}
+
+    def train(name: str, model: dict[str, object], *words: str) -> object:
+        Path(f"{name}.yaml").write_text(json.dumps({"workload": {**workload, "model": model}, **given}))
+        with pytest.raises(SystemExit) as ended:
+            main(["train", f"{name}.yaml", *words])
+        assert ended.value.code == 0
+        return json.loads(Path(f"runs/{name}/report.json").read_text())["metrics"]
+
+    begun = train("base", {"config": LLAMA})
+    found = train("on", {"path": "runs/base"})
+    assert found == train("by-step", {"path": "runs/base/best"}) != begun
+    assert "path: runs/base/checkpoints/step-00000002" in Path("runs/on/run.yaml").read_text()
+    whole = train("whole", {"path": "runs/base"}, "loop.steps=4")
+    assert train("on", {"path": "runs/base"}, "loop.steps=4", "--resume") == whole != found
