@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from drivetrain.api.errors import as_a_caller_reads_them
 from drivetrain.api.settings import read_run
+from drivetrain.errors import UserError
+from drivetrain.runtime.run_folder import RunFolder
 
 RUN: dict[str, Any] = {
     "workload": {"type": "module", "path": "linear.py"},
@@ -89,3 +95,44 @@ def test_importing_the_package_takes_no_torch_and_lists_its_names() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "has no attribute 'trian'" in done.stdout
+
+
+def script(folder: Path, *command: str, environment: dict[str, str] | None = None) -> str:
+    """Returns the name that a run gets from a Python process which gives it none."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_run_without_a_name_has_that_of_the_script_or_the_notebook(tmp_path: Path) -> None:
+    asking = f"from drivetrain.api.settings import read_run\nprint(read_run({RUN!r}, {{}})[0].folder)\n"
+    (tmp_path / "tune.py").write_text(asking)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text(asking)
+    notebook = {"JPY_SESSION_NAME": "/home/me/My trials.ipynb"}
+    assert script(tmp_path, "tune.py") == script(tmp_path, "-m", "tune") == "runs/tune"
+    assert script(tmp_path, "tune.py", environment=notebook) == "runs/tune"
+    assert script(tmp_path, "-c", asking) == script(tmp_path, "-m", "package") == "runs/run"
+    assert script(tmp_path, "-c", asking, environment=notebook) == "runs/My trials"
+
+
+def test_a_name_or_a_run_file_comes_before_that_of_the_script(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(json.dumps(RUN))
+    asking = "from drivetrain.api.settings import read_run\n"
+    asking += f"print(read_run({RUN!r}, {{'name': 'own'}})[0].name, read_run('mine.yaml', {{}})[0].name)\n"
+    (tmp_path / "tune.py").write_text(asking)
+    assert script(tmp_path, "tune.py") == "own mine"
+
+
+def test_a_second_run_of_a_script_is_refused_with_the_arguments_to_give(tmp_path: Path) -> None:
+    for name in ("events.jsonl", "report.json"):
+        (tmp_path / name).write_text("{}\n")
+    with pytest.raises(UserError, match="overwrite=True, or give another name= or output="), as_a_caller_reads_them():
+        RunFolder(tmp_path).refuse_if_taken()

@@ -18,6 +18,7 @@ ARGUMENTS = {
     "--data": "data",
     "--text": "data",
     "--output": "output",
+    "another output or name": "another name= or output=",
     "workload.path": "arguments",
 }
 _FLAG = re.compile("|".join(rf"(?<![\w.]){re.escape(flag)}(?![\w-])" for flag in ARGUMENTS))

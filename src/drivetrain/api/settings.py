@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from drivetrain.api.script_name import script_name
 from drivetrain.config.engines import block_of
 from drivetrain.config.files import read_yaml
 from drivetrain.config.load import left_open, place_in, resolve_key, validate
@@ -39,8 +40,9 @@ def read_run(
     """
     raw, file = raw_of(run_file)
     problems = with_arguments(raw, {**given, **(dotted or {})})
-    if file is not None:
-        raw.setdefault("name", file.stem)
+    name = script_name() if file is None else file.stem
+    if name is not None:
+        raw.setdefault("name", name)
     return *validate(raw, problems), file
 
 
