@@ -294,6 +294,54 @@ def test_labels_that_are_classes_are_no_preferences(here: Path) -> None:
     assert isinstance(kind_of(here / "talks.jsonl"), Conversations)
 
 
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv"])
+@pytest.mark.parametrize(("no", "yes"), [(0, 1), (0.0, 1.0)])
+def test_answers_labelled_with_0_and_1_are_preferences(here: Path, suffix: str, no: float, yes: float) -> None:
+    table = [[f"Hi {i}", f"Hello {i}.", yes if i % 3 else no] for i in range(12)]
+    file, names = here / f"a{suffix}", ["prompt", "completion", "label"]
+    records = [dict(zip(names, row, strict=True)) for row in table]
+    if suffix == ".csv":
+        rows(file, names, table)
+    else:
+        file.write_text(json.dumps(records) if suffix == ".json" else "\n".join(map(json.dumps, records)))
+    made = written(None, file, Path("run.yaml"))
+    assert "for stage kto" in " ".join(made.decisions)
+    run, problems = load(here / "run.yaml", ["workload.data.evaluation_fraction=0"])
+    assert run is not None
+    assert not problems
+    samples = LanguageReader(run.workload, 0).read().train  # type: ignore[arg-type]
+    assert samples is not None
+    found = [samples.load(number, 0) for number in range(len(samples))]
+    assert sorted(each.desirable for each in found) == [False] * 4 + [True] * 8
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "Hi {i}", "answer": "Hello {i}.", "label": 0},  # whether a text answers a question: a class
+        {"prompt": "Hi {i}", "completion": "Hello {i}.", "label": 2},
+        {"prompt": "Hi {i}", "completion": "Hello {i}.", "score": 0},
+    ],
+    ids=str,
+)
+def test_numbers_that_may_be_classes_are_no_labels_of_preferences(here: Path, row: dict[str, Any]) -> None:
+    lines = [json.dumps(row).replace("{i}", str(i)) for i in range(8)]
+    ones = [json.dumps({**row, [*row][-1]: 1}).replace("{i}", str(i)) for i in range(8)]
+    (here / "a.jsonl").write_text("\n".join([*lines, *ones]))
+    assert isinstance(kind_of(here / "a.jsonl"), Conversations)
+
+
+def test_a_label_that_is_neither_0_nor_1_is_refused_by_its_line(here: Path) -> None:
+    preferences(here / "a.jsonl", PREFERENCES["labels"][0])
+    written(None, here / "a.jsonl", Path("run.yaml"))
+    with (here / "a.jsonl").open("a") as file:
+        file.write("\n" + json.dumps({**PREFERENCES["labels"][0], "label": 2}))
+    run, _ = load(here / "run.yaml", ["workload.data.bad_rows=error"])
+    assert run is not None
+    with pytest.raises(UserError, match=r"a.jsonl line 9: label is 2, neither true nor false \(1 nor 0\)"):
+        LanguageReader(run.workload, 0).read()  # type: ignore[arg-type]
+
+
 def test_a_text_is_learnt_character_by_character(here: Path) -> None:
     (here / "play.txt").write_text("What say you? A pox on it, quoth she.\n" * 80)
     written(None, here / "play.txt", Path("run.yaml"))

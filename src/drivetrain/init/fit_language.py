@@ -50,7 +50,11 @@ def preferences(run: Any, kind: PreferenceRows, made: Fitted, stem: str) -> None
         run["optimizer"]["lr"] = LR
     _take(run, {"path": kind.path}, kind.columns)
     _from_scratch(run, kind.sample, "1.0e-6", made)
-    what = "a chosen and a rejected answer" if kind.holds == "pairs" else "an answer labelled as true or false"
+    what = (
+        "a chosen and a rejected answer"
+        if kind.holds == "pairs"
+        else "an answer labelled as one to learn from or to avoid"
+    )
     chinese = " (Chinese)" if is_chinese(kind.sample) else ""
     made.decisions += [
         f"{counted(kind.rows, 'row')}{chinese}, each with {what}, for stage {workload['stage']}.",

@@ -26,6 +26,8 @@ def preferences_of(path: Path, columns: Sequence[str], number: int) -> Preferenc
         rows = open_rows(str(path), "--data")
         first = rows.read(0, ROWS)
         holds = preferences_in(first)
+        if holds is None and _numbered_label(columns, first) is not None:
+            holds = "labelled"
         for names in _namings(columns, first, holds) if holds is not None else ():
             if holds is not None and _readable(path, rows, first, names, holds):
                 return PreferenceRows(str(path), holds, number, texts_within(first), names)
@@ -34,7 +36,7 @@ def preferences_of(path: Path, columns: Sequence[str], number: int) -> Preferenc
 
 def _namings(columns: Sequence[str], first: Sequence[Any], holds: Preferences | None) -> Iterator[dict[str, str]]:
     """Yields names of columns: none, which leaves them to the reader, then those that are usual elsewhere."""
-    label = label_column(first) if holds == "labelled" else None
+    label = (label_column(first) or _numbered_label(columns, first)) if holds == "labelled" else None
     tag = {"kto_tag": label} if label not in (None, "label") else {}
     yield tag
     asked, answered = named(columns, ASKED), named(columns, ANSWERED)
@@ -43,6 +45,18 @@ def _namings(columns: Sequence[str], first: Sequence[Any], holds: Preferences | 
         yield {"prompt": asked, **system}
     elif asked and answered:
         yield {"prompt": asked, "response": answered, **system, **tag}
+
+
+def _numbered_label(columns: Sequence[str], first: Sequence[Any]) -> str | None:
+    """Returns the column that labels answers with 0 and 1 in place of false and true. None where a label may as well be
+    a class: beside columns that are not clearly an answer and what it answers, with a third value, or without both."""
+    if not ({"prompt", "instruction"} & {*columns} and {"completion", "response", "output"} & {*columns}):
+        return None
+    for name in KTO_TAGS:
+        values = {str(row.get(name)).strip().removesuffix(".0") for row in first}
+        if name in columns and values == {"0", "1"}:
+            return name
+    return None
 
 
 def _readable(path: Path, rows: Rows, first: Sequence[Any], names: dict[str, str], holds: Preferences) -> bool:

@@ -24,7 +24,7 @@ STAGES = {
 
 def preferences_in(rows: Sequence[Mapping[str, Any]]) -> Preferences | None:
     """Returns the kind of preferences that the rows hold, if any. Labels are true and false, of which one at least is
-    false; 0 and 1 may be classes."""
+    false; 0 and 1 may be classes, which stage kto reads as labels all the same."""
     if any(all(row.get(name) for name in PREFERENCE) for row in rows) or scored_schema(rows, {}) is not None:
         return "pairs"
     return "labelled" if label_column(rows) is not None else None

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from drivetrain.errors import shown
+
 Formatting = Literal["alpaca", "sharegpt", "openai", "trl"]
 
 COLUMNS = {
@@ -216,12 +218,13 @@ def finite(value: Any) -> float | None:
 
 
 def truth(value: Any, what: str) -> bool:
-    """Returns a label as a boolean: true and false, 1 and 0, or these as texts. Raises RowError otherwise."""
-    known = {"true": True, "false": False, "1": True, "0": False}
+    """Returns a label as a boolean: true and false, 1 and 0 (1.0 and 0.0 too, as a table with gaps has them), or these
+    as texts. Raises RowError otherwise."""
+    known = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
     found = known.get(str(value).strip().lower()) if isinstance(value, bool | int | float | str) else None
     if found is None:
-        fault = "is missing" if value is None else f"is {value!r}, neither true nor false"
-        raise RowError(f"{what} {fault[:80]}")
+        fault = "is missing" if value is None else f"is {shown(value)}, neither true nor false (1 nor 0)"
+        raise RowError(f"{what} {fault}")
     return found
 
 
