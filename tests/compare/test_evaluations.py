@@ -12,7 +12,8 @@ import pytest
 from scipy import stats
 
 from drivetrain.compare.evaluations import Evaluation, difference, interval, table_of
-from drivetrain.compare.scores import Scores
+from drivetrain.compare.scores import Scores, read_scores
+from drivetrain.workloads.sample_scores import ANSWERS
 from tests.generation.test_prompts import run_file, trained
 from tests.importing.made import small
 from tests.tiny_language import talk, write_lines
@@ -43,6 +44,26 @@ def test_the_interval_of_a_mean_is_students() -> None:
     sums = np.random.default_rng(0).normal(2.0, 0.5, 25)
     expected = stats.ttest_1samp(sums, 0).confidence_interval(0.95)
     assert interval(Scores(sums, np.ones(25), "")) == pytest.approx([expected.low, expected.high])
+
+
+@pytest.mark.parametrize(
+    ("units", "low", "high"),
+    [([0.5] * 8, 0.36, 0.64), ([1.0] * 8, 0.67, 1.0), ([0.0] * 8, 0.0, 0.33), ([1.0] * 7 + [0.5], 0.65, 1.0)],
+    ids=["ties", "wins", "losses", "wins and a tie"],
+)
+def test_the_interval_of_a_win_rate_has_a_width_where_all_prompts_bring_the_same(
+    units: list[float], low: float, high: float, tmp_path: Path
+) -> None:
+    kept = {"references": "the same", "samples": "the same", f"{ANSWERS}win_rate_tokens": np.array(units)}
+    np.savez(tmp_path / "scores.npz", **kept)  # type: ignore[arg-type]
+    scores = read_scores(tmp_path / "scores.npz", "win_rate_tokens")
+    assert scores is not None
+    found = interval(scores)
+    assert found == pytest.approx([low, high], abs=0.02)
+    assert found[0] <= scores.sums.mean() <= found[1]
+    assert Evaluation("m", None, None, {"win_rate_tokens": scores}).standard_errors["win_rate_tokens"] > 0.05  # type: ignore[operator]
+    ends = difference(scores, scores)["interval"]
+    assert ends[0] < 0 < ends[1], "no two prompts may differ, and the next one may"
 
 
 def test_a_difference_is_paired_over_the_same_samples_alone() -> None:

@@ -1,8 +1,8 @@
 """Sets evaluations of several models side by side: confidence intervals, and differences over the same samples.
 
-The interval of a share of right answers is Wilson's (Wilson 1927, JASA 22:209), which holds near 0 and 1 too; those of
-other means, and of differences, take the variance over samples or batches and Student's t. Each interval covers LEVEL
-by itself.
+The interval of a share of right answers is Wilson's (Wilson 1927, JASA 22:209), which holds near 0 and 1 too, that of a
+win rate with ties Bonett's and Price's (numerics/win_rates.py); those of other means, and of differences, take the
+variance over samples or batches and Student's t. Each interval covers LEVEL by itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from drivetrain.compare.noise import critical
 from drivetrain.compare.scores import Scores, variance_of_difference
+from drivetrain.numerics.win_rates import adjusted_win_rate
 
 LEVEL = 0.95
 
@@ -79,11 +80,14 @@ def _differences(one: Evaluation, other: Evaluation | None) -> dict[str, Any]:
 def interval(scores: Scores) -> list[float]:
     """Returns the ends of the interval that covers the metric with probability LEVEL."""
     count, value = len(scores.sums), float(scores.sums.sum() / scores.counts.sum())
+    z = critical(1 - LEVEL, 2, math.inf)
     if scores.is_share:
-        z = critical(1 - LEVEL, 2, math.inf)
         middle, scale = value + z * z / (2 * count), 1 + z * z / count
         half = z * math.sqrt(value * (1 - value) / count + (z / (2 * count)) ** 2)
         return [max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)]
+    if scores.wins:
+        middle, error = adjusted_win_rate(scores.sums.tolist())
+        return [max(0.0, middle - z * error), min(1.0, middle + z * error)]
     half = critical(1 - LEVEL, 2, count - 1) * math.sqrt(scores.variance)
     return [value - half, value + half]
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from drivetrain.generation.text_metrics import WIN_RATE
+from drivetrain.numerics.win_rates import adjusted_win_rate
 from drivetrain.workloads.sample_scores import ANSWERS, MEANS
 
 FEWEST_UNITS = 3  # a deviation of two is a guess
@@ -20,11 +22,13 @@ FEWEST_UNITS = 3  # a deviation of two is a guess
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The units of a metric. sums, counts: (units,). samples: a digest, equal where the samples are the same."""
+    """The units of a metric. sums, counts: (units,). samples: a digest, equal where the samples are the same. wins:
+    whether the metric is a win rate, of which a unit is 1, 0, or 0.5 for a tie."""
 
     sums: np.ndarray
     counts: np.ndarray
     samples: str
+    wins: bool = False
 
     @cached_property
     def parts(self) -> np.ndarray:
@@ -35,8 +39,9 @@ class Scores:
 
     @property
     def variance(self) -> float:
-        """The variance of the metric over the units (of a ratio of sums: Cochran 1977, Sampling Techniques, 2.11)."""
-        return variance_of_mean(self.parts)
+        """The variance of the metric over the units (of a ratio of sums: Cochran 1977, Sampling Techniques, 2.11; of a
+        win rate: numerics/win_rates.py)."""
+        return adjusted_win_rate(self.sums.tolist()).error ** 2 if self.wins else variance_of_mean(self.parts)
 
     @cached_property
     def is_share(self) -> bool:
@@ -57,7 +62,7 @@ def variance_of_difference(one: Scores, other: Scores) -> float:
     if not one.is_paired_with(other):
         return one.variance + other.variance
     # no two answers may differ: then one is taken to, or a pair of equal runs would have no noise at all
-    least = 1 / len(one.parts) ** 2 if one.is_share and other.is_share else 0.0
+    least = 1 / len(one.parts) ** 2 if all(each.is_share or each.wins for each in (one, other)) else 0.0
     return max(variance_of_mean(one.parts - other.parts), least)
 
 
@@ -78,4 +83,4 @@ def read_scores(path: Path, metric: str) -> Scores | None:
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
         return None
     usable = len(sums) >= FEWEST_UNITS and math.isfinite(float(sums.sum())) and counts.sum() > 0
-    return Scores(sums, counts, samples) if usable else None
+    return Scores(sums, counts, samples, metric.startswith(WIN_RATE)) if usable else None
