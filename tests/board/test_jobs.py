@@ -226,6 +226,7 @@ def test_a_texts_segments_are_shown_and_both_sides_of_a_pair() -> None:
     assert found["rows"][0]["segments"] == one["segments"]
     assert (found["rows"][0]["cut"], found["rows"][0]["sides"]) == (True, None)
     assert found["rows"][1]["sides"] == [one, one]
+    assert previewed({**report, "class samples": [{"class": "a", "texts": ["b"]}]})["report"] == found["report"]
 
 
 def test_fixes_are_the_ways_of_a_plan_that_fit() -> None:

@@ -218,6 +218,47 @@ def test_classes_are_counted_with_their_shares_and_lengths_have_units(drivetrain
     assert "all 2 evaluation samples are of one class, 'yes': accuracy means nothing" in " ".join(err.split())
 
 
+def reviews(words: str, train: str, held: str, more: str = "") -> None:
+    Path("reviews.yaml").write_text(REVIEWS.replace("max_length: 4", f"max_length: 512{more}"))
+    Path("vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words.split()]))
+    Path("train.csv").write_text("label,text\n" + train)
+    Path("held.csv").write_text("label,text\n" + held)
+
+
+def test_the_first_texts_of_each_class_are_shown_as_the_model_reads_them(drivetrain: Drivetrain) -> None:
+    train = "yes,GOOD [bold]\nno,bad\nyes,good bad\nyes,bad bad\nno," + "bad " * 100 + "\n"
+    reviews("good bad bold [ ]", train, "yes,good\nno,bad\n")
+    code, out, err = drivetrain("data", "reviews.yaml")
+    assert code == 0, err
+    shown = [line.rstrip() for line in out.splitlines()]
+    start = shown.index("first texts of no")
+    assert shown[start + 1] == "bad"
+    assert shown[start + 2] == ("bad " * 50)[:197] + "..."
+    assert shown[start + 3 :][:4] == ["", "first texts of yes", "good [ bold ]", "good bad"]
+    assert "bad bad" not in shown, "two texts of a class are enough"
+    report = json.loads(drivetrain("data", "reviews.yaml", "--json")[1])
+    assert [each["class"] for each in report["class samples"]] == ["no", "yes"]
+    assert report["class samples"][1]["texts"] == ["good [ bold ]", "good bad"]
+    assert "GOOD" not in drivetrain("data", "reviews.yaml", "--rows", "1")[1]
+    assert "good bad" not in drivetrain("data", "reviews.yaml", "--rows", "1")[1], "the samples that were asked for"
+
+
+def test_texts_of_twenty_classes_are_shown_at_most(drivetrain: Drivetrain) -> None:
+    rows = "".join(f"{number:02},good\n" * 3 for number in range(30))
+    reviews("good", rows, rows)
+    code, out, err = drivetrain("data", "reviews.yaml", "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    assert [each["class"] for each in report["class samples"]] == [f"{number:02}" for number in range(20)]
+    assert len(report["class counts"]) == 30
+
+
+def test_a_stream_shows_texts_of_its_evaluation_data(drivetrain: Drivetrain) -> None:
+    reviews("good bad", "yes,good\nno,bad\n" * 20, "yes,good good\nno,bad bad\n", ", stream: true")
+    report = json.loads(drivetrain("data", "reviews.yaml", "--json")[1])
+    assert [each["texts"] for each in report["class samples"]] == [["bad bad"], ["good good"]]
+
+
 # --- how it looks ----------------------------------------------------------------------------------------------------
 
 

@@ -174,7 +174,8 @@ def _last_line(text: str) -> str:
 
 def previewed(report: dict[str, Any]) -> dict[str, Any]:
     """Returns the report of `drivetrain data` with its samples as the rows of a table."""
-    rest = {name: value for name, value in report.items() if name not in ("samples", "class counts", "seconds")}
+    tables = ("samples", "class counts", "class samples", "seconds")
+    rest = {name: value for name, value in report.items() if name not in tables}
     classes = report.get("class counts")
     return {
         "total": report.get("train_samples", report.get("training samples")),

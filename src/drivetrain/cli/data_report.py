@@ -14,6 +14,7 @@ from rich.text import Text
 
 from drivetrain.runtime.strict_json import dumps
 from drivetrain.tracking.quantities import size_text
+from drivetrain.workloads.class_samples import CLASS_SAMPLES
 from drivetrain.workloads.classification import CLASS_COUNTS, LARGEST_CLASS
 
 BAR = 40  # characters of the longest one
@@ -21,7 +22,7 @@ MOST_CLASSES = 50
 OPEN, CLOSE = "⟦", "⟧"
 REFUSED = "refused by train"
 SAMPLES = "samples"
-HIDDEN = (REFUSED, SAMPLES, CLASS_COUNTS, LARGEST_CLASS)  # of the facts, what has a place of its own
+HIDDEN = (REFUSED, SAMPLES, CLASS_COUNTS, CLASS_SAMPLES, LARGEST_CLASS)  # of the facts, what has a place of its own
 Report = Mapping[str, Any]
 
 
@@ -40,6 +41,8 @@ def show(report: Report, console: Console, as_json: bool = False) -> None:
         _classes(report, console)
         left = {name: value for name, value in report.items() if name not in HIDDEN}
         console.print(_facts(_in_units(left)))
+        if SAMPLES not in report:  # else the samples that were asked for are enough
+            _class_samples(report, console)
     for each in report.get(SAMPLES, []):
         _previewed(each, console)
     if report.get(REFUSED):
@@ -65,6 +68,15 @@ def _classes(report: Report, console: Console) -> None:
     if len(counts) > MOST_CLASSES:
         console.print(f"and {len(counts) - MOST_CLASSES:,} classes more (--json has all)")
     console.print()
+
+
+def _class_samples(report: Report, console: Console) -> None:
+    """Prints the first texts of each class."""
+    for each in report.get(CLASS_SAMPLES, []):
+        if each["texts"]:
+            _say(console, f"\n[bold]first texts of {escape(_visible(each['class']))}[/]")
+        for text in each["texts"]:
+            console.print(Text(_visible(text)), soft_wrap=not console.is_terminal)
 
 
 def _in_units(facts: Report) -> dict[str, Any]:

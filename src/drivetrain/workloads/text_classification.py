@@ -26,6 +26,7 @@ from drivetrain.models.transformers_classifiers import build_classifier
 from drivetrain.models.unpadded import Places, row_inputs, text_positions, use_unpadded
 from drivetrain.workloads.base import Batch, NamedSamples
 from drivetrain.workloads.class_loss import ClassificationLoss
+from drivetrain.workloads.class_samples import class_samples
 from drivetrain.workloads.classification import Classifier
 from drivetrain.workloads.exporting import PlainBatch, Speaks
 from drivetrain.workloads.stream_notes import travel_note
@@ -186,7 +187,7 @@ class TextClassificationWorkload(Classifier, Speaks):
         if data.unpadded is False or data.padding == "fixed" or virtual:
             return None
         return use_unpadded(
-            model, self._config.model.trust_remote_code, self._warn if data.unpadded is True else _quiet
+            model, self._config.model.trust_remote_code, self._warn if data.unpadded is True else lambda _: None
         )
 
     def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -280,7 +281,10 @@ class TextClassificationWorkload(Classifier, Speaks):
 
     @property
     def data_report(self) -> Mapping[str, Any]:
-        report = super().data_report if isinstance(self.train, TextSamples) else self.facts
+        report, labelled = self.facts, self.evaluation
+        if isinstance(self.train, TextSamples):
+            report, labelled = {**super().data_report}, self.train
+        report |= class_samples(labelled, self._classes, self._tokenizer)
         wish = self._config.data.unpadded
         if self._places is None and wish is not False and self._config.data.padding != "fixed":
             return {**report, "unpadded": "where the model allows it, which train tries out"}
@@ -324,7 +328,3 @@ class TextClassificationWorkload(Classifier, Speaks):
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         save_description(model, folder)
         self._tokenizer.save_pretrained(folder)
-
-
-def _quiet(_: str) -> None:
-    pass
