@@ -382,3 +382,25 @@ def test_a_plan_for_the_cluster_has_as_many_nodes_as_the_run(
         code, script, reported = drivetrain(*given, *more)
         assert (code, script) == (2, "")
         assert words in " ".join(reported.split())
+
+
+@pytest.mark.parametrize("of_texts", [True, False], ids=["texts can be made", "pictures cannot"])
+def test_data_that_are_not_here_leave_a_plan_that_another_command_makes_without_them(
+    of_texts: bool, tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    away = {"train": "/nowhere/data.csv" if of_texts else "/nowhere/data", "evaluation_fraction": 0.1}
+    bert = {"model_type": "bert", "hidden_size": 16, "num_attention_heads": 2}
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good"]))
+    if of_texts:
+        workload = {"type": "text_classification", "model": {"tokenizer": "vocab.txt", "config": bert}, "data": away}
+    else:
+        data = {**away, "source": "folder"}
+        workload = {"type": "image_classification", "model": {"config": {"model_type": "resnet"}}, "data": data}
+    text = json.dumps({"workload": workload, "batch_size": 16, "loop": {"steps": 1}, "processes": 4, "engine": "ddp"})
+    (tmp_path / "run.yaml").write_text(text)
+    code, _, reported = drivetrain("launch", "--slurm", "run.yaml", "--machine", "4xH100-80GB")
+    assert code == 0, reported
+    assert "no plan" in reported
+    made = "`drivetrain plan --machine 4xH100-80GB --samples N --length TOKENS` plans without the data"
+    assert (made in reported) == of_texts

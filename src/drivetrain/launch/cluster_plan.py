@@ -45,7 +45,10 @@ def plan_verdict(run: RunConfig, machine: str | None) -> Verdict:
         costs = estimator.costs(run)
     except UserError as error:
         why = f"{error.problems[0].field}: {error.problems[0].why}"
-        return Verdict(f"no plan, and if this is so there too, the run will be refused: {why}")
+        named = "" if machine is None else f" --machine {machine}"
+        can_stand_in = run.workload.MADE_DATA and error.problems[0].field.startswith("workload.data")
+        made = f"; `drivetrain plan{named} --samples N --length TOKENS` plans without the data" if can_stand_in else ""
+        return Verdict(f"no plan, and if this is so there too, the run will be refused: {why}{made}")
     except NotPlanned as error:
         return Verdict(f"no plan: {error}")
     takes = f"planned: a rank takes {gib(costs.memory.reserved)} for tensors at its peak"
