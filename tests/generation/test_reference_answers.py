@@ -116,7 +116,7 @@ def test_a_win_rate_over_the_reference_is_a_metric_of_evaluations_and_may_decide
     wins = [(gain > 0) + 0.5 * (gain == 0) for gain in gains]
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["metrics"]["win_rate_brevity"] == pytest.approx(sum(wins) / 3)
-    assert report["metrics"]["win_rate_brevity_error"] == pytest.approx(statistics.stdev(wins) / 3**0.5)
+    assert report["metrics"]["win_rate_brevity_error"] == pytest.approx(statistics.pstdev([*wins, 1, 0]) / 5**0.5)
     assert report["best"]["metric"] == "win_rate_brevity"
     assert report["directions"]["win_rate_brevity"] is True
     code, out, err = drivetrain("evaluate", str(tmp_path / "run"), "--checkpoint", "last")

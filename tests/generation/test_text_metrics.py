@@ -153,9 +153,11 @@ def test_answers_beside_those_of_a_reference_model_have_a_win_rate_by_each_score
     assert found.each["win_rate_tokens"] == wins.tolist()
     assert found.values["tokens"] == 1.75
     assert found.values["win_rate_tokens"] == wins.mean()
-    assert found.values["win_rate_tokens_error"] == pytest.approx(wins.std(ddof=1) / 2)
+    assert found.values["win_rate_tokens_error"] == pytest.approx(np.std([*wins, 1, 0]) / 6**0.5)
     assert found.each["win_rate_exact_match"] == [1, 0, 0.5, 0.5]
     assert "win_rate_length" not in found.values, "it is one number over all answers"
+    ties = TextMetrics(["scores:tokens"]).of([rows[2]] * 6)
+    assert ties["win_rate_tokens_error"] == pytest.approx(2**-0.5 / 8), "and not 0"
     [alone] = [TextMetrics(["scores:tokens"]).of(rows[:1])]
     assert alone == {"tokens": 1.0, "win_rate_tokens": 1.0}
     without = [{"answer": "a", "reference": "a"}]

@@ -67,6 +67,16 @@ def test_the_planned_peak_of_a_stage_of_preferences_is_the_measured_one(run_file
     assert planned(run_file, words).memory.allocated == measured_peak(read_run(run_file, words))[0]
 
 
+@pytest.mark.parametrize("stage", ["dpo", "reward"])
+def test_places_that_are_read_alone_since_they_are_few_are_planned(run_file: str, stage: str) -> None:
+    """Long prompts with short answers: of the last block attention has the queries of these places alone."""
+    data = Path(run_file).parent / "long.json"
+    data.write_text(json.dumps([{"prompt": f"{n} " * 24, "chosen": "a", "rejected": "b"} for n in range(10, 40)]))
+    words = [f"data.train={data}", f"workload.stage={stage}"]
+    peak = measured_peak(read_run(run_file, words))[0]
+    assert peak <= planned(run_file, words).memory.allocated <= 1.02 * peak
+
+
 def test_a_pipeline_of_pairs_is_traced_stage_by_stage(run_file: str) -> None:
     words = of_stage(run_file, ["stage=orpo", "engine={name: mesh, pp: 2}", "processes=2"])
     run = read_run(run_file, words)

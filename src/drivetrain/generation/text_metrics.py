@@ -21,6 +21,7 @@ from typing import Any
 
 from drivetrain.config.generation_metrics import KINDS
 from drivetrain.errors import RunError, counted, problem
+from drivetrain.numerics.win_rates import adjusted_win_rate
 from drivetrain.trust.import_path import import_object
 
 FIELD = "evaluation.generation"
@@ -99,12 +100,13 @@ def _win(gain: float) -> float:
 
 
 def win_rates(wins: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Returns the mean of each and, for more than one prompt, its standard error under the name with `_error`."""
+    """Returns the mean of each and, for more than one prompt, its standard error under the name with `_error`, which is
+    not 0 where all are alike (`adjusted_win_rate`)."""
     found = dict[str, float]()
     for name, values in wins.items():
         found[name] = statistics.fmean(values)
         if len(values) > 1:
-            found[f"{name}_error"] = statistics.stdev(values) / math.sqrt(len(values))
+            found[f"{name}_error"] = adjusted_win_rate(values).error
     return found
 
 

@@ -41,6 +41,13 @@ def sent(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None)
     return moved
 
 
+def sent_array(array: np.ndarray, device: torch.device) -> Tensor:
+    """Returns the array on the device. `on_host` finds it again, also in a plan, whose tensors have no numbers."""
+    moved = _moved(torch.from_numpy(array), device, None)
+    remember(moved, array)
+    return moved
+
+
 def remember(moved: Tensor, own: Tensor | np.ndarray) -> None:
     """Makes `on_host` answer for `moved` with `own`, which has the same numbers and lies in CPU memory."""
     if isinstance(own, np.ndarray) or (moved is not own and moved.dtype == own.dtype):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from drivetrain.errors import RunError
-from drivetrain.memory.transfers import on_host, sent
+from drivetrain.memory.transfers import on_host, sent_array
 from drivetrain.models.cross_entropy import IGNORED, cross_entropies, cross_entropy_of_each, cross_entropy_sum
 from drivetrain.models.fused_loss import (
     AUTO_FROM,
@@ -56,14 +56,14 @@ class _Call:
         count = len(found)
         if count == len(flat):
             return cls(wanted, targets.shape, count, None, flat)
-        places = sent(torch.from_numpy(found if count else np.zeros(1, dtype=np.int64)), targets.device)
+        places = sent_array(found if count else np.zeros(1, dtype=np.int64), targets.device)
         return cls(wanted, targets.shape, count, places, flat[places])
 
 
 def places_of_targets(targets: Tensor) -> Tensor:
     """Returns where the flattened batch has targets, (N,) int64. The host knows it of a batch that it sent, so that it
     does not wait for the device, as it does for targets != -100."""
-    return sent(torch.from_numpy(_found(targets)), targets.device)
+    return sent_array(_found(targets), targets.device)
 
 
 def _found(targets: Tensor) -> np.ndarray:
