@@ -257,7 +257,7 @@ def _packed_anew(model: Any) -> None:
 def test_products_by_copies_are_those_of_the_weights_in_each_step(
     change: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What changes lies behind the last keys and values, so that those in the cache stay right."""
+    """Each change is made after the layers that give keys and values, so that those in the cache stay right."""
     monkeypatch.setattr("drivetrain.generation.prepacked_weights.LEAST", 1)
     model, found = model_of("llama"), list[Tensor]()
     expected = expected_of(model, [[5, 6, 7, 8, 9]], 2)

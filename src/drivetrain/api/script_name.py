@@ -7,8 +7,9 @@ import re
 import sys
 from pathlib import Path
 
+from drivetrain.config.run import NAME
+
 NOTEBOOK = "JPY_SESSION_NAME"  # in which Jupyter's server gives a kernel the path of its notebook
-_NAME = re.compile(r"[^/\\]*[^/\\.][^/\\]*")  # of a run: as config/run.py has it
 
 
 def script_name() -> str | None:
@@ -18,4 +19,4 @@ def script_name() -> str | None:
     file = getattr(main, "__file__", None) or os.environ.get(NOTEBOOK) or ""
     name = Path(file).stem
     is_script = Path(file).suffix in (".py", ".ipynb") and name != "__main__"
-    return name if is_script and _NAME.fullmatch(name) else None
+    return name if is_script and re.fullmatch(NAME, name) else None

@@ -10,7 +10,7 @@ from drivetrain.config.base import Frozen
 Block = TypeVar("Block", bound=Frozen)
 FIELDS = ("path", "tokenizer", "model")  # that name a model or its tokenizer, outside the blocks of data
 DATA = "data"
-LINKS = ("best", "last")  # in a run's folder; the first is missing where nothing was evaluated
+LINKS = ("best", "last")  # to checkpoints, in a run's folder; the first is missing where nothing was evaluated
 FILES = ("config.json", "adapter_config.json")  # one of which the folder of a model, or of an adapter, has
 
 

@@ -20,13 +20,12 @@ from drivetrain.config.quantised import QuantisedBaseBlock
 from drivetrain.config.workload import Workload
 
 MICRO_BATCHES_A_STAGE = 4  # stages then wait for (p - 1) / (5p - 1), less than a fifth of the time
+NAME = r"^[^/\\]*[^/\\.][^/\\]*$"  # of a run: a folder's own name
 MOST_EVALUATED = 128  # samples: on many devices the global batch would be too much for each of them
 
 
 class RunConfig(Frozen):
-    name: str = doc(
-        "Name of the run; left out, that of the run file", "run", min_length=1, pattern=r"^[^/\\]*[^/\\.][^/\\]*$"
-    )
+    name: str = doc("Name of the run; left out, that of the run file", "run", min_length=1, pattern=NAME)
     output: Location | None = doc("Folder for all results; left out, runs/<name>", None)
     mirror: Mirror | None = doc(
         "Address in an object store, s3://BUCKET/FOLDER, where the results are uploaded to while the run goes on", None

@@ -47,10 +47,10 @@ def short_step_of(model: nn.Module) -> ShortStep | None:
 class ShortStep:
     def __init__(self, model: Any) -> None:
         inner = model.model
-        self._root, self._embed, self._rotary, self._head = model, inner.embed_tokens, inner.rotary_emb, model.lm_head
+        self._root, self._embed, self._rotary = model, inner.embed_tokens, inner.rotary_emb
         self._norm = _Norm(inner.norm)
         self._blocks = [_Block(each) for each in inner.layers[: model.config.num_hidden_layers]]
-        self._products = _Products([*(group for block in self._blocks for group in block.products), [self._head]])
+        self._products = _Products([*(group for block in self._blocks for group in block.products), [model.lm_head]])
         parts = [part for each in inner.layers for part in (each, each.self_attn, each.mlp)]
         self.passed_over: list[nn.Module] = [inner, *parts]
         # hooks that do nothing here, and the model's own, which the pass that the step is compared with has run

@@ -14,6 +14,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from drivetrain.config.models_of_runs import LINKS
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import RunError, last_line, problem
 from drivetrain.runtime import storage
@@ -22,7 +23,6 @@ from drivetrain.runtime.lock import refuse_if_held
 from drivetrain.runtime.store_cache import with_addresses
 from drivetrain.trust.named_code import refuse_named_code
 
-LINKS = ("best", "last")  # to checkpoints of the run
 _RECORDS = ("trackers.json", "tensorboard", "wandb", "swanlab", "mlflow.db", "metrics.prom")  # of trackers
 _MARKS = ("events.jsonl", "environment.json")  # each run begins with the first
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from drivetrain.checkpoint.mirror.transfer import BELOW
+from drivetrain.config.models_of_runs import LINKS
 from drivetrain.runtime.downloads import download
 from drivetrain.runtime.object_store import Entry, ObjectStore
-from drivetrain.runtime.run_folder import LINKS, RunFolder
+from drivetrain.runtime.run_folder import RunFolder
 
 NAMES = {path.name for path in RunFolder(Path()).results} - {*LINKS, BELOW}
 RESULTS = ("run.yaml", "environment.json", "events.jsonl", "samples.jsonl", "report.json", "scores.npz")
