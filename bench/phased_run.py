@@ -125,9 +125,11 @@ class PhasedRun:
 
 
 def imported() -> None:
-    """Imports all that a run may need, so that a fork has it."""
+    """Imports all that a run may need, so that a fork has it. It computes on one thread, since a fork has not the
+    helper threads that OpenMP believes to be there, and would wait for them for ever."""
     for name in IMPORTED:
         importlib.import_module(name)
+    importlib.import_module("torch").set_num_threads(1)
 
 
 def _run(words: Sequence[str], folder: Path, environment: Mapping[str, str], shared: Shared) -> None:
