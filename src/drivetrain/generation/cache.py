@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import (
     Cache,
@@ -28,11 +29,12 @@ class RowLayer(CacheLayerMixin):
     """One layer's keys and values, (rows, heads, columns, width).
 
     window: positions that a query sees, itself included; None: all. Columns that no later query sees are forgotten.
+    is_exact: under autocast keys and values keep the 32 bits in which keys are rotated.
     """
 
-    def __init__(self, window: int | None) -> None:
+    def __init__(self, window: int | None, is_exact: bool = False) -> None:
         super().__init__()
-        self.window, self.is_sliding = window, window is not None
+        self.window, self.is_sliding, self.is_exact = window, window is not None, is_exact
         self.rows = self.columns = 0  # columns: those of the sequences, also the forgotten ones
         self.begin = self.end = 0  # the kept columns in the buffers
 
@@ -40,10 +42,14 @@ class RowLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         # rotated keys come in fp32 under autocast, which multiplies them in the dtype of values: cast here, once
-        self.dtype, self.device = value_states.dtype, key_states.device
+        own = value_states.dtype
+        self.dtype, self.device = (
+            torch.promote_types(own, key_states.dtype) if self.is_exact else own,
+            value_states.device,
+        )
         heads = key_states.shape[1]
         self.keys = key_states.new_zeros(0, heads, 0, key_states.shape[3], dtype=self.dtype)
-        self.values = value_states.new_zeros(0, heads, 0, value_states.shape[3])
+        self.values = value_states.new_zeros(0, heads, 0, value_states.shape[3], dtype=self.dtype)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -88,6 +94,10 @@ class RowLayer(CacheLayerMixin):
     def is_in(self, keys: Tensor) -> bool:
         """Returns whether this buffer is where the keys lie."""
         return bool(self.is_initialized) and self.keys is keys
+
+    def reserve(self, columns: int) -> None:
+        """Makes room for so many more columns."""
+        self._make_room(self.rows, 0, columns)
 
     def move_to(self, keys: Tensor, values: Tensor) -> None:
         """Moves what is kept to the first columns of other buffers, which have room for it."""
@@ -168,9 +178,9 @@ class RowCache(Cache):
 
     layers: list[RowLayer]
 
-    def __init__(self, windows: Sequence[int | None]) -> None:
-        """windows: of each layer, as `windows_of` gives them."""
-        super().__init__(layers=[RowLayer(window) for window in windows])
+    def __init__(self, windows: Sequence[int | None], is_exact: bool = False) -> None:
+        """windows: of each layer, as `windows_of` gives them. is_exact: as for each layer."""
+        super().__init__(layers=[RowLayer(window, is_exact) for window in windows])
 
     @property
     def columns(self) -> int:
@@ -183,6 +193,20 @@ class RowCache(Cache):
             others = [(other.layers[number], rows) for other, rows in parts]
             if others[0][0].is_initialized:  # a layer that uses another one's keys has none
                 own.join(others)
+
+    def reserve(self, columns: int) -> None:
+        """Makes room for so many more columns."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.reserve(columns)
+
+    def without_columns(self, rows: int) -> RowCache:
+        """Returns a cache of so many rows, of the layers' heads and dtype, that holds nothing yet."""
+        found = RowCache([layer.window for layer in self.layers], self.layers[0].is_exact)
+        for own, new in zip(self.layers, found.layers, strict=True):
+            new.lazy_initialization(*own.kept())
+            new.update(*(each[:1, :, :0].expand(rows, -1, -1, -1) for each in own.kept()))
+        return found
 
     def keep(self, rows: Sequence[int], longest: int) -> None:
         """Keeps these rows, of which a row that moves comes from behind all kept places.

@@ -49,7 +49,7 @@ def prepack(model: nn.Module) -> Callable[[], None]:
     free, done = SHARE * attainable_memory(), list[nn.Module]()
     copies: dict[Key, Tensor] = {}  # a tied weight is copied once
     for layers, weights in _products(model):
-        dtype = _dtype_of_products(weights[0])
+        dtype = dtype_of_products(weights[0].dtype)
         needed = 0 if _key(weights) in copies else sum(each.numel() for each in weights) * dtype.itemsize
         if needed > free:
             continue
@@ -145,8 +145,9 @@ def _key(weights: Sequence[Tensor]) -> Key:
     return tuple((weight.data_ptr(), tuple(weight.shape), weight.stride()) for weight in weights)
 
 
-def _dtype_of_products(weight: Tensor) -> torch.dtype:
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
+def dtype_of_products(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype in which inputs of a dtype are multiplied."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else dtype
 
 
 class Product:
@@ -186,13 +187,10 @@ class Product:
 
     def fits(self, given: Tensor) -> bool:
         """Returns whether an input can be multiplied by the copy."""
-        return given.is_floating_point() and bool(given.numel()) and self.is_current(given.dtype)
+        return given.is_floating_point() and bool(given.numel()) and self.is_current(dtype_of_products(given.dtype))
 
     def is_current(self, dtype: torch.dtype) -> bool:
-        """Returns whether the copy has the layers' numbers, and the dtype in which inputs of a dtype are multiplied;
-        gradients are not made by it."""
-        if torch.is_autocast_enabled("cpu"):
-            dtype = torch.get_autocast_dtype("cpu")
+        """Returns whether the copy has the layers' numbers, in the dtype of a product; gradients are not made by it."""
         if dtype != self._dtype or torch.is_grad_enabled():
             return False
         for held, name, tensor, address, version in self._known:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.generation.sampling import Choice
+from drivetrain.generation.shared_prompts import SharedPrompts, pays
 
 if TYPE_CHECKING:
     # import Transformers, which a training without answers need not
@@ -99,6 +100,7 @@ class CachedRows(RowStore):
         self._recorded, self._short = recorded, short
         self._cache = self._empty()
         self._lengths: list[int] = []
+        self._shared = SharedPrompts()  # which the cache does not hold
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
         self._extra = {"use_cache": True} if "use_cache" in accepted else {}
@@ -144,6 +146,7 @@ class CachedRows(RowStore):
             last = places.stop == longest
             found = self._run(batch, used, choose if last else nothing, look and _of_places(places, look))
         self._lengths = [len(each) for each in prompts]
+        self._shared.add_apart(len(prompts))
         return found
 
     def next(self, tokens: Sequence[int], choose: Choose) -> list[Choice]:
@@ -152,7 +155,7 @@ class CachedRows(RowStore):
         step = None if self._recorded is None else self._recorded.of(cache, len(tokens))
         if step is None:
             batch = {"ids": torch.tensor(tokens)[:, None], "positions": torch.tensor(lengths)[:, None]}
-            return self._run(batch, self._lengths, choose, None)
+            return self._run(batch, self._own_lengths, choose, None)
         extra = {**self._extra, **({"logits_to_keep": 1} if self._skips else {})}
 
         def work(model: nn.Module, batch: Batch) -> Tensor:
@@ -167,11 +170,14 @@ class CachedRows(RowStore):
         mask = _padding_mask(used, self._cache.columns + batch["ids"].shape[1])
         if mask is not None:
             batch = {**batch, "mask": mask}
-        short = self._short if batch["ids"].shape[1] == 1 and look is None and self._cache.columns else None
+        is_step = batch["ids"].shape[1] == 1 and look is None and bool(self._cache.columns or self._shared)
+        short = self._short if is_step else None
 
         def work(model: nn.Module, batch: Batch) -> Tensor:
             if short is not None and short.is_possible():
-                return short(self._cache, batch["ids"], batch["positions"], batch.get("mask"))
+                return short(self._cache, batch["ids"], batch["positions"], batch.get("mask"), self._shared)
+            if self._shared:
+                batch = {**batch, **self._spread()}
             inputs: dict[str, Any] = {"input_ids": batch["ids"], "attention_mask": batch.get("mask"), **self._extra}
             if self._takes_positions:
                 inputs["position_ids"] = batch["positions"]
@@ -184,25 +190,49 @@ class CachedRows(RowStore):
 
         return self._forward(batch, work, choose)
 
+    def _spread(self) -> Batch:
+        """Gives each row a copy of the prompt that it shares, before a step of the model's own. Returns the step's
+        mask."""
+        self._cache = self._shared.spread(self._cache, [length - 1 for length in self._own_lengths])
+        self._shared = SharedPrompts()
+        self._shared.add_apart(len(self._lengths))
+        mask = _padding_mask(self._lengths, self._cache.columns + 1)
+        return {} if mask is None else {"mask": mask}
+
     def join(self, parts: Sequence[tuple[CachedRows, Sequence[int]]]) -> None:
         (other, rows), *more = parts
         if not (self._lengths or more) and list(rows) == list(range(len(other._lengths))):
-            self._cache = other._cache
+            self._cache, self._shared = other._cache, other._shared
         else:
-            self._cache.join([(other._cache, rows) for other, rows in parts])
+            self._cache.join([self._joining(other, rows) for other, rows in parts])
         self._lengths += [other._lengths[row] for other, rows in parts for row in rows]
+
+    def _joining(self, other: CachedRows, rows: Sequence[int]) -> tuple[RowCache, Sequence[int]]:
+        """Returns the cache, and its rows, that are copied for rows that join: one without columns where they share."""
+        can_share = self._short is not None and self._short.is_possible() and not any(self._windows)
+        if can_share and not other._shared and pays(other._lengths, rows):
+            self._shared.add(other._cache, other._lengths, rows)
+            return other._cache.without_columns(len(rows)), range(len(rows))
+        self._shared.add_apart(len(rows))
+        return other._shared.spread(other._cache, other._own_lengths) if other._shared else other._cache, rows
+
+    @property
+    def _own_lengths(self) -> list[int]:
+        """The positions that the cache has of each row."""
+        return [length - shared for length, shared in zip(self._lengths, self._shared.lengths, strict=True)]
 
     def keep(self, rows: Sequence[int]) -> None:
         self._lengths = [self._lengths[row] for row in rows]
+        self._shared.keep(rows)
         if rows:
-            self._cache.keep(rows, max(self._lengths))
+            self._cache.keep(rows, max(self._own_lengths))
         else:
             self._cache = self._empty()
 
     def _empty(self) -> RowCache:
         from drivetrain.generation.cache import RowCache
 
-        return RowCache(self._windows)
+        return RowCache(self._windows, is_exact=self._short is not None)
 
 
 class WholeRows(RowStore):

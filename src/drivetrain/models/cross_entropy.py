@@ -117,15 +117,16 @@ class _Losses(torch.autograd.Function):
         gradient = torch.empty_like(logits) if keeps else None
         log_sums = torch.empty(len(logits), 1, dtype=torch.float32, device=logits.device)
         losses = log_sums.new_empty(len(logits))
+        room = None if keeps else _room(logits, rows)
         for start in range(0, len(logits), rows):
             own = slice(start, start + rows)
             counts, place = _counted(targets[own])
-            part = logits[own].float()
-            largest = part.amax(1, keepdim=True)
-            change = torch.sub(part, largest, out=None if gradient is None else gradient[own]).exp_()
+            part = logits[own] if room is None else _in_fp32(logits[own], room)
+            largest, at_target = part.amax(1, keepdim=True), part.gather(1, place)
+            change = torch.sub(part, largest, out=part if gradient is None else gradient[own]).exp_()
             summed = change.sum(1, keepdim=True)
             torch.add(summed.log(), largest, out=log_sums[own])
-            losses[own] = torch.where(counts, log_sums[own] - part.gather(1, place), 0)[:, 0]
+            losses[own] = torch.where(counts, log_sums[own] - at_target, 0)[:, 0]
             if keeps:
                 change.div_(summed).scatter_add_(1, place, torch.full_like(summed, -1)).mul_(counts)
         ctx.save_for_backward(*((gradient,) if keeps else (logits, targets, log_sums)))
@@ -138,15 +139,24 @@ class _Losses(torch.autograd.Function):
         if len(ctx.saved_tensors) == 1:
             return ctx.saved_tensors[0] * upstream[:, None], None, None
         logits, targets, log_sums = ctx.saved_tensors
-        scaled = torch.empty_like(logits)
+        scaled, room = torch.empty_like(logits), _room(logits, ctx.rows)
         for start in range(0, len(logits), ctx.rows):
             own = slice(start, start + ctx.rows)
             counts, place = _counted(targets[own])
-            change = logits[own].float().sub_(log_sums[own]).exp_()
+            change = _in_fp32(logits[own], room).sub_(log_sums[own]).exp_()
             scaled[own] = change.scatter_add_(1, place, torch.full_like(log_sums[own], -1)).mul_(
                 counts * upstream[own, None]
             )
         return scaled, None, None
+
+
+def _room(logits: Tensor, rows: int) -> Tensor:
+    """Returns memory for some rows in fp32, which stays in the cache from those to the next."""
+    return torch.empty(rows, logits.shape[1], dtype=torch.float32, device=logits.device)
+
+
+def _in_fp32(part: Tensor, room: Tensor) -> Tensor:
+    return room[: len(part)].copy_(part)
 
 
 def _counted(targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ any more, would be compiled apart from the others (`compute_every_place`), or dr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -100,12 +100,12 @@ def compute_every_place(model: nn.Module) -> None:
                 del hooks[key]
 
 
-def waiting_hooks(module: nn.Module) -> int:
-    """Returns how many hooks of the module do nothing unless a pass names the places that it reads."""
-    return sum(len(_own(hooks)) for hooks in (module._forward_pre_hooks, module._forward_hooks))
+def waiting_hooks(hooks: Mapping[int, Any]) -> int:
+    """Returns how many hooks of a module do nothing unless a pass names the places that it reads."""
+    return len(_own(hooks))
 
 
-def _own(hooks: dict[int, Any]) -> list[int]:
+def _own(hooks: Mapping[int, Any]) -> list[int]:
     return [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), _Part)]
 
 

@@ -6,15 +6,16 @@ block is one graph, whatever the rows hold. The kernels are those that PyTorch's
 their own logarithms of sums for the backward pass.
 
 A branch, which shares the first positions of the sequence before it (`data.branches`), is computed in two calls: all of
-its queries look at the shared keys, and each at the branch's own up to its place. With o₁, o₂ their outputs and s₁, s₂
+its queries look at the shared keys, together with those of other branches that share them, and each at the branch's own
+up to its place. With o₁, o₂ their outputs and s₁, s₂
 their logarithms of sums, s = log(exp s₁ + exp s₂) is that of both, and o₁ exp(s₁ - s) + o₂ exp(s₂ - s) the output. The
 kernel of the backward pass makes weights from s: with the s of both it gives each call's part of the gradients. So no
 mask is made, and no key copied. (The way in which Ring Attention joins blocks: Liu et al. 2023, section 3.)
 
-Numbers of 16 bits are computed with in fp32, sequence by sequence, and rounded afterwards; what is kept for the
-backward pass has 16 bits. PyTorch's kernel for 16 bits compiles code for each length that it meets and keeps it: 150
-sequences of 50 to 1,000 positions (4 heads of 64, two cores of an AMD EPYC) left 1.1 GiB behind and took 1.43 s in the
-backward pass, in fp32 8 MiB and 1.05 s.
+Numbers of 16 bits are computed with in fp32, sequence by sequence (branches of one together), and rounded afterwards;
+what is kept for the backward pass has 16 bits. PyTorch's kernel for 16 bits compiles code for each length that it meets
+and keeps it: 150 sequences of 50 to 1,000 positions (4 heads of 64, two cores of an AMD EPYC) left 1.1 GiB behind and
+took 1.43 s in the backward pass, in fp32 8 MiB and 1.05 s.
 """
 
 from __future__ import annotations
@@ -58,14 +59,21 @@ def _attend(
     window: 0 for none.
     """
     given, sums = _empty(query)
-    for row, begin, end, trunk in _sequences(bounds, window):
-        parts = [_part(tensor, row, begin, end) for tensor in (query, key, value)]
-        found, its_sums = _FORWARD(*parts, 0.0, **_how(end - begin, window, scale, parts[0]))
+    for row, bounds_of_each, trunk in _groups(bounds, window):
+        whole = slice(bounds_of_each[0], bounds_of_each[-1])
+        tensors = [_part(tensor, row, whole) for tensor in (query, key, value)]
+        each = [
+            _FORWARD(
+                *(tensor[:, :, own] for tensor in tensors), 0.0, **_how(own.stop - own.start, window, scale, tensors[0])
+            )
+            for own in _within(bounds_of_each)
+        ]
+        found, its_sums = each[0] if len(each) == 1 else (torch.cat(parts, 2) for parts in zip(*each, strict=True))
         if trunk is not None:
-            shared = [_part(tensor, row, *trunk) for tensor in (key, value)]
-            found, its_sums = _joined(found, its_sums, *_FORWARD(parts[0], *shared, 0.0, False, scale=scale))
-        given[row : row + 1, :, begin:end] = found
-        sums[row : row + 1, :, begin:end] = its_sums
+            shared = [_part(tensor, row, trunk) for tensor in (key, value)]
+            found, its_sums = _joined(found, its_sums, *_FORWARD(tensors[0], *shared, 0.0, False, scale=scale))
+        given[row : row + 1, :, whole] = found
+        sums[row : row + 1, :, whole] = its_sums
     return given, sums
 
 
@@ -98,20 +106,24 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns gradients of query, key and value, (B, heads, T, width) each."""
     gradients = tuple(torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in (query, key, value))
-    for row, begin, end, trunk in _sequences(bounds, window):
-        outer, own, *others = [_part(tensor, row, begin, end) for tensor in (gradient, query, key, value, given)]
-        its_sums = sums[row : row + 1, :, begin:end]
-        how = _how(end - begin, window, scale, own)
-        causal = how.pop("is_causal")
-        found = list(_BACKWARD(outer, own, *others, its_sums, 0.0, causal, **how))
+    for row, bounds_of_each, trunk in _groups(bounds, window):
+        whole = slice(bounds_of_each[0], bounds_of_each[-1])
+        tensors = [_part(tensor, row, whole) for tensor in (gradient, query, key, value, given)]
+        its_sums = sums[row : row + 1, :, whole]
+        each = []
+        for own in _within(bounds_of_each):
+            how = _how(own.stop - own.start, window, scale, tensors[0])
+            parts = [tensor[:, :, own] for tensor in (*tensors, its_sums)]
+            each.append(_BACKWARD(*parts, 0.0, how.pop("is_causal"), **how))
+        found = list(each[0]) if len(each) == 1 else [torch.cat(parts, 2) for parts in zip(*each, strict=True)]
         if trunk is not None:
-            shared = [_part(tensor, row, *trunk) for tensor in (key, value)]
-            more, *of_shared = _BACKWARD(outer, own, *shared, others[-1], its_sums, 0.0, False, scale=scale)
+            shared = [_part(tensor, row, trunk) for tensor in (key, value)]
+            more, *of_shared = _BACKWARD(*tensors[:2], *shared, tensors[-1], its_sums, 0.0, False, scale=scale)
             found[0] = found[0] + more
-            for whole, part in zip(gradients[1:], of_shared, strict=True):  # the trunk's own came before
-                whole[row : row + 1, :, trunk[0] : trunk[1]] += part
-        for whole, part in zip(gradients, found, strict=True):
-            whole[row : row + 1, :, begin:end] = part
+            for made, part in zip(gradients[1:], of_shared, strict=True):  # the trunk's own came before
+                made[row : row + 1, :, trunk] += part
+        for made, part in zip(gradients, found, strict=True):
+            made[row : row + 1, :, whole] = part
     return gradients[0], gradients[1], gradients[2]
 
 
@@ -146,25 +158,36 @@ def _empty(query: Tensor) -> tuple[Tensor, Tensor]:
     return given, torch.empty(batch, heads, length, dtype=torch.float32, device=query.device)
 
 
-def _sequences(bounds: Tensor, window: int) -> Iterator[tuple[int, int, int, tuple[int, int] | None]]:
-    """Yields row, begin and end of each sequence that has a length; of a branch also begin and end of what it shares.
-    Raises RunError where a branch is longer than the window."""
+def _groups(bounds: Tensor, window: int) -> Iterator[tuple[int, list[int], slice | None]]:
+    """Yields sequences that have a length: their row, their bounds one behind another, and None; or branches that
+    share the same positions, with what they share. Raises RunError where a branch is longer than the window."""
     own = on_host(bounds)[:, :, 0]
     for row, places in enumerate(own[:, 0].tolist()):
         firsts = own[row, 1].tolist() if own.shape[1] == 2 else [0] * len(places)
-        root = 0
+        root, found, shared = 0, list[int](), 0
         for (begin, end), first in zip(pairwise(places), firsts[:-1], strict=True):
             if end <= begin:
                 continue
-            root = root if first else begin
             if first and window and first + end - begin > window:
                 raise RunError(f"answers that share a prompt: {first + end - begin} tokens, and a window of {window}")
-            yield row, begin, end, (root, root + first) if first else None
+            if found and first and first == shared:
+                found.append(end)
+                continue
+            if found:
+                yield row, found, slice(root, root + shared) if shared else None
+            root, found, shared = root if first else begin, [begin, end], first
+        if found:
+            yield row, found, slice(root, root + shared) if shared else None
 
 
-def _part(tensor: Tensor, row: int, begin: int, end: int) -> Tensor:
+def _within(bounds: list[int]) -> list[slice]:
+    """Returns where each sequence of a group lies within it."""
+    return [slice(begin - bounds[0], end - bounds[0]) for begin, end in pairwise(bounds)]
+
+
+def _part(tensor: Tensor, row: int, places: slice) -> Tensor:
     """Returns these positions in the dtype that is computed in."""
-    part = tensor[row : row + 1, :, begin:end].to(torch.promote_types(tensor.dtype, torch.float32))
+    part = tensor[row : row + 1, :, places].to(torch.promote_types(tensor.dtype, torch.float32))
     return part if part.stride(3) == 1 else part.contiguous()
 
 
