@@ -6,6 +6,9 @@ A Llama of random weights answers batches of 1, 8 and 64 prompts. Prompts and an
 users have: `generate` pads prompts to the longest and goes on until the longest answer is over, with a stopping
 criterion for each row as an end token would be. Both sides run in one process, in turns that swap from pair to pair;
 the ratio of a batch is the median of its pairs. Tokens count that a request wanted, and all are the likeliest.
+
+Another batch asks eight times for an answer to one prompt, as reinforcement learning does: the engine runs it and keeps
+its keys and values once, `generate` gets it eight times.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from drivetrain.runtime.openmp import end_helpers
 VOCABULARY = 16_000
 PROMPT, ANSWER = (8, 128), (4, 48)  # tokens: the least and the most
 BATCHES = {1: 6, 8: 3, 64: 1}  # prompts → pairs
+GROUP, LONG = 8, 300  # answers to one prompt, and its tokens
 
 
 @dataclass(frozen=True)
@@ -82,26 +86,28 @@ def main() -> None:
         loaded = load_model(folder)
         ours, theirs = engine_side(loaded), generate_side(model)
         rows = [measured(number, ours, theirs, options.pairs or BATCHES.get(number, 3)) for number in options.batches]
+        rows.append(measured(GROUP, ours, theirs, options.pairs or 3, is_group=True))
         loaded.close()
-    titles = ["batch", "pairs", "engine tokens/s", "generate tokens/s", "ratio", "quartiles", "processor time"]
+    titles = ["prompts", "pairs", "engine tokens/s", "generate tokens/s", "ratio", "quartiles", "processor time"]
     titles += ["engine first token", "generate first token", "same answers"]
     text = (
         "# Answers of the generation engine beside Transformers' generate\n\n"
         f"`python bench/generation.py` repeats it. {machine_line()}\n\n"
         f"A Llama of {parameters / 1e6:.0f} million random parameters in fp32; prompts of {PROMPT[0]} to {PROMPT[1]} "
-        f"tokens, answers of {ANSWER[0]} to {ANSWER[1]}. Both sides in one process, in turns; the ratio is the median "
+        f"tokens, answers of {ANSWER[0]} to {ANSWER[1]}; in the last row {GROUP} answers to one prompt of {LONG} "
+        "tokens, which `generate` is given for each. Both sides in one process, in turns; the ratio is the median "
         "of the pairs, above 1 the engine is quicker; processor time: generate's over the engine's, of which "
         "other programs take nothing. First token: the median over requests, all asked at once.\n\n"
     )
     write(options.output, text + markdown_table(titles, rows) + "\n")
 
 
-def measured(number: int, ours: Side, theirs: Side, pairs: int) -> list[str]:
-    found = figures(pairs_of(number, ours, theirs, pairs))
+def measured(number: int, ours: Side, theirs: Side, pairs: int, is_group: bool = False) -> list[str]:
+    found = figures(pairs_of(number, ours, theirs, pairs, is_group=is_group))
     rates, firsts = found["rates"], found["first_tokens"]
     low, middle, high = found["ratios"]
     return [
-        str(number),
+        f"1, {number} answers" if is_group else str(number),
         str(pairs),
         *(f"{rate:.1f}" for rate in rates),
         *(f"**{middle:.2f}**", f"{low:.2f} to {high:.2f}", f"{found['processor']:.2f}"),
@@ -111,16 +117,17 @@ def measured(number: int, ours: Side, theirs: Side, pairs: int) -> list[str]:
 
 
 def pairs_of(
-    number: int, ours: Side, theirs: Side, pairs: int, vocabulary: int = VOCABULARY
+    number: int, ours: Side, theirs: Side, pairs: int, vocabulary: int = VOCABULARY, is_group: bool = False
 ) -> list[tuple[Turn, Turn]]:
     """Returns turns of both sides, which swap from pair to pair, after one that warms up."""
     draw = np.random.default_rng(number)
-    warm = asked(number, np.random.default_rng(99), vocabulary)
+    ask = group if is_group else asked
+    warm = ask(number, np.random.default_rng(99), vocabulary)
     for side in (ours, theirs):
         side(warm)
     found: list[tuple[Turn, Turn]] = []
     for turn in range(pairs):
-        questions = asked(number, draw, vocabulary)
+        questions = ask(number, draw, vocabulary)
         order = (ours, theirs) if turn % 2 == 0 else (theirs, ours)
         made = [side(questions) for side in order]
         found.append((made[turn % 2], made[1 - turn % 2]))
@@ -146,6 +153,12 @@ def asked(number: int, draw: np.random.Generator, vocabulary: int) -> list[Asked
         Asked(tuple(draw.integers(vocabulary, size=draw.integers(*PROMPT)).tolist()), int(draw.integers(*ANSWER)))
         for _ in range(number)
     ]
+
+
+def group(number: int, draw: np.random.Generator, vocabulary: int) -> list[Asked]:
+    """Returns requests of one prompt."""
+    ids = tuple(draw.integers(vocabulary, size=LONG).tolist())
+    return [Asked(ids, int(draw.integers(*ANSWER))) for _ in range(number)]
 
 
 def engine_side(loaded: LoadedModel) -> Side:
