@@ -32,7 +32,7 @@ PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 def recompute_silu(model: nn.Module) -> int:
     """Lets the feed-forward parts of a model with Llama's blocks compute SiLU again in the backward pass. Returns how
     many do; other models, and parts with another activation or with hooks on it, stay as they are."""
-    known: list[Any] = [each for each in model.modules() if of_llamas_form(each) and PARTS <= each._modules.keys()]
+    known: list[Any] = [each for each in model.modules() if of_llamas_form(each) and each._modules.keys() >= PARTS]
     found = [each for each in known if _is_plain(each.act_fn) and _multiplies(each)]
     for part in found:
         part.act_fn = RecomputedSiLU(part.act_fn)
@@ -60,12 +60,12 @@ class RecomputedSiLU(nn.Module):
         """Returns the module that it took the place of."""
         return self._kind().train(self.training)
 
-    def forward(self, gate: Tensor) -> Tensor | _Activated:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not gate.requires_grad:
-            return F.silu(gate)
-        if _is_observed(self) or is_traceable_wrapper_subclass(gate):
-            return F.silu(gate)
-        return _Activated(gate)
+    def forward(self, input: Tensor) -> Tensor | _Activated:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not input.requires_grad:
+            return F.silu(input)
+        if _is_observed(self) or is_traceable_wrapper_subclass(input):
+            return F.silu(input)
+        return _Activated(input)
 
 
 class _Activated:
