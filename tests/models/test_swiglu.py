@@ -22,6 +22,7 @@ from drivetrain.engines.replicas import ThreadReplicas
 from drivetrain.generation.local_forward import LocalForward, stores_of
 from drivetrain.generation.sampling import Choice
 from drivetrain.generation.short_step import ShortStep, short_step_of
+from drivetrain.measure.memory import TensorPeak
 from drivetrain.memory import offload
 from drivetrain.memory.offload import offload_activations
 from drivetrain.memory.recompute import apply_recompute, repeated_blocks
@@ -176,6 +177,19 @@ def test_with_adapters_on_all_three_layers_each_block_keeps_as_much_less() -> No
     models = [adapted(build(), targets) for _ in range(2)]
     recompute_silu(models[0])
     assert kept_bytes(models[1]) - kept_bytes(models[0]) == BLOCKS * SAMPLES * LENGTH * WIDE * 4
+
+
+def test_at_the_peak_of_a_part_alone_there_is_one_tensor_less() -> None:
+    """A block that recomputes has it alone in its backward pass: the gradient of the gate is written where silu's was."""
+    peaks = []
+    for changes in (recompute_silu, lambda _: 0):
+        model = build()
+        changes(model)
+        hidden = torch.randn(256, SIZES["hidden_size"])
+        with TensorPeak() as peak:
+            model.model.layers[0].mlp(hidden).sum().backward()
+        peaks.append(peak.peak_bytes)
+    assert peaks[1] - peaks[0] == 256 * WIDE * 4
 
 
 def test_names_of_weights_and_classes_of_parts_stay() -> None:
