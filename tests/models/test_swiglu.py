@@ -6,7 +6,6 @@ import copy
 import pickle
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,16 +18,12 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from drivetrain.engines.replicas import ThreadReplicas
-from drivetrain.generation.local_forward import LocalForward, stores_of
-from drivetrain.generation.sampling import Choice
-from drivetrain.generation.short_step import ShortStep, short_step_of
 from drivetrain.measure.memory import TensorPeak
 from drivetrain.memory import offload
 from drivetrain.memory.offload import offload_activations
 from drivetrain.memory.recompute import apply_recompute, repeated_blocks
 from drivetrain.models.llama_form import FORM
 from drivetrain.models.swiglu import RecomputedSiLU, keep_silu, recompute_silu
-from tests.tiny_language import ROWS, workload
 
 VOCABULARY, BLOCKS, WIDE = 60, 3, 48
 SAMPLES, LENGTH = 2, 11
@@ -180,7 +175,7 @@ def test_with_adapters_on_all_three_layers_each_block_keeps_as_much_less() -> No
 
 
 def test_at_the_peak_of_a_part_alone_there_is_one_tensor_less() -> None:
-    """A block that recomputes has it alone in its backward pass: the gradient of the gate is written where silu's was."""
+    """As in the backward pass of a block that recomputes: the gate's gradient takes the memory of that of silu."""
     peaks = []
     for changes in (recompute_silu, lambda _: 0):
         model = build()
@@ -320,58 +315,3 @@ def test_compiled_code_has_the_plain_one() -> None:
     part.zero_grad()
     part(hidden).sum().backward()
     torch.testing.assert_close(found, part.gate_proj.weight.grad)
-
-
-# --- answers of a model that trains -----------------------------------------------------------------------------------
-
-
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Returns a list that gets the rows of each short step."""
-    found: list[int] = []
-    usual = ShortStep.__call__
-
-    def counted(step: ShortStep, cache: Any, tokens: Tensor, *others: Any) -> Tensor:
-        found.append(len(tokens))
-        return usual(step, cache, tokens, *others)
-
-    monkeypatch.setattr(ShortStep, "__call__", counted)
-    return found
-
-
-def logits_after(model: Any, forward: LocalForward, prompts: list[list[int]], tokens: list[list[int]]) -> Tensor:
-    """Returns the logits behind the prompts and tokens that go on with them, made step by step."""
-    found: list[Tensor] = []
-
-    def see(logits: Tensor) -> list[Choice]:
-        found.append(logits)
-        return [Choice(0)] * len(logits)
-
-    store = stores_of(forward, model.eval())(forward)
-    store.start(prompts, see)
-    for each in tokens:
-        store.next(each, see)
-    return found[-1]
-
-
-def test_a_model_of_a_run_gives_answers_by_its_short_step_while_it_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As one does that learns from its answers: it takes the step before its first update, and behind it."""
-    work, counted = workload(tmp_path, ROWS), taken(monkeypatch)
-    model: Any = work.build_model()
-    batch = work.collate([work.train.load(number, 0) for number in range(2)])
-    assert sum(isinstance(each, RecomputedSiLU) for each in model.modules()) == len(model.model.layers)
-    forward, rows = LocalForward(model), torch.tensor([[5, 6, 7, 11, 13], [8, 9, 10, 12, 14]])
-    seen: list[Tensor] = []
-    for _ in range(2):
-        seen.append(logits_after(model, forward, rows[:, :3].tolist(), rows[:, 3:].T.tolist()))
-        assert counted[-2:] == [2, 2]
-        with torch.no_grad():
-            expected = model(input_ids=rows, use_cache=False).logits[:, -1]
-        torch.testing.assert_close(seen[-1], expected, rtol=1e-4, atol=1e-5)
-        counted.clear()
-        work.loss_sum(model.train(), batch).backward()
-        torch.optim.SGD(model.parameters(), lr=0.1).step()
-    assert not torch.allclose(seen[0], seen[1])
-    keep_silu(model)
-    assert short_step_of(model.eval()) is not None
