@@ -14,7 +14,7 @@ from drivetrain.plan.step_costs import StepCosts
 from drivetrain.plan.trace import step_costs
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.assemble import read_workload
-from tests.plan.measured import measured_peak, read_run, write_run
+from tests.plan.measured import LLAMA, measured_peak, read_run, write_run
 
 PREFERENCES = [
     ["stage=dpo"],
@@ -65,6 +65,24 @@ def planned(run_file: str, overrides: list[str]) -> StepCosts:
 def test_the_planned_peak_of_a_stage_of_preferences_is_the_measured_one(run_file: str, overrides: list[str]) -> None:
     words = of_stage(run_file, overrides)
     assert planned(run_file, words).memory.allocated == measured_peak(read_run(run_file, words))[0]
+
+
+@pytest.mark.parametrize("stage", ["sft", "dpo", "orpo", "kto", "reward", "grpo", "ppo"])
+def test_activations_of_feed_forward_parts_that_compute_silu_again_are_planned(
+    run_file: str, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One tensor of (tokens, intermediate) less for each block, and of the last one for the places that are read."""
+    words = of_stage(run_file, [f"stage={stage}"])
+    if stage == "sft":
+        words = [f"data.train={Path(run_file).parent / 'answers.json'}", "workload.stage=sft"]
+    found = planned(run_file, words)
+    for builds in ("language_build", "reward_build"):
+        monkeypatch.setattr(f"drivetrain.workloads.{builds}.recompute_silu", lambda _: 0)
+    usual = planned(run_file, words)
+    assert found.tokens == usual.tokens is not None
+    inner = 4 * LLAMA["intermediate_size"] * found.tokens
+    less = usual.memory.parts["activations"] - found.memory.parts["activations"]
+    assert inner <= less <= 2 * inner
 
 
 @pytest.mark.parametrize("stage", ["dpo", "reward"])

@@ -44,6 +44,7 @@ from drivetrain.memory.transfers import Later
 from drivetrain.models.planned_device import planned_machine
 from drivetrain.models.quantised_base import weights_of_codes
 from drivetrain.models.read_places import compute_every_place
+from drivetrain.models.swiglu import keep_silu
 from drivetrain.numerics.torch_precision import autocast, dtype
 from drivetrain.optim.optimizers import OptimizerFactory
 from drivetrain.workloads.base import Batch, Workload
@@ -109,6 +110,7 @@ class AutogradEngine(InferenceEngine):
             apply_recompute(self._model, self._options.recompute == "selective", self._blocks())
         if self._options.compile:
             compute_every_place(self._model)
+            keep_silu(self._model)
         by_block = self._compiles_by_block or self._options.offload_activations  # compiled code offloads nothing
         self.compiled = compile_model(self._model, self._blocks(), self._options.compile, by_block)
         if self._options.offload_activations:

@@ -25,6 +25,7 @@ from drivetrain.models.language_options import (
     is_scaled_dynamically,
 )
 from drivetrain.models.packed_attention import PackedAttention, use_packed_attention
+from drivetrain.models.swiglu import recompute_silu
 from drivetrain.models.transformers_classifiers import build_classifier
 from drivetrain.workloads.language_config import FIELD, config_and_overrides
 from drivetrain.workloads.language_data import LanguageReader
@@ -107,6 +108,7 @@ def build_language_model(
         fake_quantiser.prepare(model)
     if adapters is not None:
         model = adapters.fit(model)
+    recompute_silu(model)
     head = TargetHead(model, options.fused_loss, 0 if adapters is None else adapters.in_hidden_states)
     if options.fused_loss and head.fallback is not None:
         notes.append(f"workload.model.fused_loss={str(options.fused_loss).lower()}: {head.fallback}")

@@ -16,6 +16,7 @@ from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.models.language_options import add_embedding_noise, freeze_all_but_last
 from drivetrain.models.packed_attention import PackedAttention
 from drivetrain.models.packed_scores import use_packed_scores
+from drivetrain.models.swiglu import recompute_silu
 from drivetrain.models.transformers_classifiers import build_classifier
 from drivetrain.workloads.language_build import IMPLEMENTATIONS, fit_vocabulary
 from drivetrain.workloads.language_config import FIELD, config_and_overrides
@@ -90,4 +91,5 @@ def build_reward_model(
         fake_quantiser.prepare(model)
     if adapters is not None:
         model = adapters.fit(model)
+    recompute_silu(model)
     return BuiltReward(model, packed, {"use_cache": False} if "use_cache" in accepted else {}, notes)
