@@ -1,10 +1,11 @@
 """Keys and values of prompts that several rows continue, kept once for all of them.
 
 The answers to one prompt (a group in reinforcement learning, several samples of a request) look at the same keys and
-values. Kept for each row, they are read anew for each: with eight answers of 128 tokens behind 600 of a prompt (4 heads of
-64, two cores of an AMD EPYC) attention took 0.52 ms a layer, and 0.29 where they are kept once. So attention over the prompt is computed for all
-its rows at once, attention over a row's own positions apart, and both are joined by the logarithms of their sums (as
-branches are in `models.sequence_operator`; for decoding: Juravsky et al. 2024, "Hydragen").
+values. Kept for each row, they are read anew for each: with eight answers of 128 tokens behind 600 of a prompt (4 heads
+of 64, two cores of an AMD EPYC) attention took 0.52 ms a layer, and 0.29 where they are kept once. So attention over
+the prompt is computed for all its rows at once, attention over a row's own positions apart, and both are joined by the
+logarithms of their sums (as branches are in `models.sequence_operator`; for decoding: Juravsky et al. 2024,
+"Hydragen").
 """
 
 from __future__ import annotations
