@@ -66,7 +66,13 @@ def cases() -> Iterator[Case]:
     for stage in STAGES:
         dapo = {"workload.reinforcement.loss": "dapo"} if stage == "grpo" else {}
         yield Case(f"{stage}-defaults", stage, "each one's defaults; TRL has bf16 and recomputes", **DEFAULTS)
-        yield Case(f"{stage}-defaults-bf16", stage, "the same, drivetrain in bf16-mixed as well", **DEFAULTS, ours=BF16)
+        yield Case(
+            f"{stage}-defaults-bf16",
+            stage,
+            "the same, drivetrain in bf16-mixed, as its init writes it here",
+            **DEFAULTS,
+            ours=BF16,
+        )
         yield Case(f"{stage}-like", stage, "padded, fp32, both", **LIKE, ours=PADDED | dapo, theirs=PLAIN)
     cached, ahead = {"workload.preference.reference": "cached"}, {"precompute_ref_log_probs": True}
     what = "the reference computed once, which the clock leaves out"
