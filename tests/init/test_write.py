@@ -288,6 +288,17 @@ def test_a_recipe_whose_stage_reads_the_rows_keeps_it_and_another_is_refused(her
         written("preferences-dpo", questions(here / "talks.jsonl", 9), Path("other.yaml"))
 
 
+def test_a_recipe_for_a_model_of_ones_own_keeps_its_epochs_and_names_the_models_place(here: Path) -> None:
+    preferences(here / "a.jsonl", PREFERENCES["pairs"][0], 40)
+    for name, data, epochs in (("preferences-dpo", "a.jsonl", 1), ("alpaca-qlora", "talks.jsonl", 3)):
+        questions(here / "talks.jsonl", 40)
+        made = written(name, Path(data), Path(f"{name}.yaml"))
+        assert read_yaml(here / f"{name}.yaml")["loop"]["epochs"] == epochs
+        words = " ".join(made.decisions)
+        assert "from scratch" not in words
+        assert "The model is the recipe's, models/my-model: put yours there" in words
+
+
 def test_labels_that_are_classes_are_no_preferences(here: Path) -> None:
     rows(here / "a.csv", ["question", "label"], [[f"{'good' if i % 2 else 'bad'} room {i}", i % 2] for i in range(40)])
     assert isinstance(kind_of(here / "a.csv"), LabelledTexts)

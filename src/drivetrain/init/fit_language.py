@@ -92,6 +92,9 @@ def _from_scratch(run: Any, sample: Sequence[str], lr: str, made: Fitted) -> Non
     """Fits the tokenizer of a recipe whose model begins from scratch. lr: for a model that was trained before."""
     model, characters = run["workload"]["model"], sum(map(len, sample))
     if "path" in model:
+        made.decisions.append(
+            f"The model is the recipe's, {model['path']}: put yours there, or name its folder in workload.model.path."
+        )
         return
     size = 8000 if characters > 200_000 else 2000 if characters > 30_000 else 400
     model["vocabulary_size"] = size

@@ -46,14 +46,16 @@ def fit_precision(run: Any, made: Fitted, quicker_on: Collection[str]) -> None:
 
 
 def fit_batch(run: Any, samples: float, made: Fitted) -> None:
-    """Sets a batch size that gives at least some batches an epoch, and epochs that give at least LEAST_STEPS steps."""
+    """Sets a batch size that gives at least some batches an epoch, and for a model from scratch epochs that give at
+    least LEAST_STEPS steps: one that was trained before would learn so few samples by heart in as many."""
     most = max(1, int(samples) // STEPS_AN_EPOCH)
     batch = int(run.get("batch_size", 32))
     if batch > most:
         run["batch_size"] = most
         made.decisions.append(f"There are few samples: a batch has {most} in place of the recipe's {batch}.")
     loop, an_epoch = run["loop"], max(1, -(-int(samples) // min(batch, most)))
-    if "epochs" in loop and loop["epochs"] * an_epoch < LEAST_STEPS:
+    from_scratch = "path" not in run["workload"]["model"]
+    if from_scratch and "epochs" in loop and loop["epochs"] * an_epoch < LEAST_STEPS:
         given, loop["epochs"] = loop["epochs"], -(-LEAST_STEPS // an_epoch)
         if loop["epochs"] > MOST_EVALUATIONS:
             run["evaluation"] = {"every_epochs": -(-loop["epochs"] // MOST_EVALUATIONS)}
