@@ -311,6 +311,15 @@ def test_prompts_that_are_asked_for_are_shown_with_the_reference_of_their_answer
     assert "say 1" in side["segments"][0]["text"]
 
 
+def test_the_first_prompt_is_shown_with_its_reference_and_no_token_as_trained(drivetrain: Drivetrain) -> None:
+    code, out, _ = drivetrain("data", "run.yaml", *REWARDS)
+    assert code == 0
+    assert re.search(r"^tokens +[\d,]+, all of prompts", out, re.M)
+    assert "which the model answers" in out
+    assert "are trained on" not in out
+    assert out.split("reference, which rewards may compare answers with\n")[1].startswith("0\n")
+
+
 def test_trained_tokens_are_marked_with_colour_and_without() -> None:
     assert "<|im_start|>assistant\n⟦0<|im_end|>⟧\n" in printed(terminal=False)
     coloured = printed()
