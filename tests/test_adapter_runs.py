@@ -132,6 +132,26 @@ def test_a_checkpoint_is_small_and_loads_into_plain_peft_and_transformers(folder
     )
 
 
+def test_a_run_goes_on_with_the_adapter_of_another_runs_folder(folder: Path, drivetrain: Command) -> None:
+    file = f"{folder}/run.yaml"
+    assert drivetrain("train", file, f"output={folder}/first", "name=first", "--quiet")[0] == 0
+    best = (folder / "first" / "best").resolve()
+    for name, path in (("by-run", folder / "first"), ("by-step", best)):
+        words = (f"adapter={{path: {path}}}", f"output={folder}/{name}", "name=on", "loop.steps=2", "--quiet")
+        code, _, err = drivetrain("train", file, *words)
+        assert code == 0, err
+    assert f"path: {folder}/first/checkpoints/{best.name}\n" in (folder / "by-run" / "run.yaml").read_text()
+    found = [load_file(checkpoint(folder / name, 2) / "adapter_model.safetensors") for name in ("by-run", "by-step")]
+    assert all(torch.equal(value, found[1][key]) for key, value in found[0].items())
+    saved = load_file(best / "adapter_model.safetensors")
+    far, near = (max(float((a[key] - saved[key]).abs().max()) for key in saved) for a in (zero(saved), found[0]))
+    assert near < far / 2, "it began at the other run's numbers"
+
+
+def zero(saved: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: torch.zeros_like(value) for key, value in saved.items()}
+
+
 def test_evaluation_and_prediction_use_the_adapter(folder: Path, drivetrain: Command) -> None:
     file = f"{folder}/run.yaml"
     assert drivetrain("train", file, f"output={folder}/used", "--quiet")[0] == 0

@@ -298,6 +298,28 @@ def test_samples_are_shown_as_they_are_trained_on(drivetrain: Drivetrain) -> Non
     assert "⟦0<|im_end|>⟧" in out.split("sample 0")[1]
 
 
+REWARDS = ("workload.stage=grpo", "reinforcement.rewards=exact_match", "reinforcement.max_new_tokens=4")
+
+
+def test_prompts_that_are_asked_for_are_shown_with_the_reference_of_their_answers(drivetrain: Drivetrain) -> None:
+    code, out, _ = drivetrain("data", "run.yaml", *REWARDS, "--rows", "2", "--json")
+    assert code == 0
+    samples = json.loads(out)["samples"]
+    assert [each["reference"] for each in samples] == ["0", "hello 1"]
+    [side] = samples[1]["sides"]
+    assert [each["trained"] for each in side["segments"]] == [False]
+    assert "say 1" in side["segments"][0]["text"]
+
+
+def test_the_first_prompt_is_shown_with_its_reference_and_no_token_as_trained(drivetrain: Drivetrain) -> None:
+    code, out, _ = drivetrain("data", "run.yaml", *REWARDS)
+    assert code == 0
+    assert re.search(r"^tokens +[\d,]+, all of prompts", out, re.M)
+    assert "which the model answers" in out
+    assert "are trained on" not in out
+    assert out.split("reference, which rewards may compare answers with\n")[1].startswith("0\n")
+
+
 def test_trained_tokens_are_marked_with_colour_and_without() -> None:
     assert "<|im_start|>assistant\n⟦0<|im_end|>⟧\n" in printed(terminal=False)
     coloured = printed()

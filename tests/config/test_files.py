@@ -123,3 +123,13 @@ def test_a_path_that_no_file_can_have_is_refused(text: str) -> None:
 def test_a_default_of_an_option_is_a_path_already() -> None:
     """A verb called without the option gets its default through the same check."""
     assert usable_path(Path("runs")) == Path("runs")
+
+
+def test_a_recipe_that_is_not_here_is_written_by_init(tmp_path: Path) -> None:
+    for place, fix in (
+        ("recipes/rewards-grpo.yaml", "drivetrain init rewards-grpo writes a recipe of that name here"),
+        ("rewards-grpo.yaml", "drivetrain init writes a run file to begin with"),
+    ):
+        with pytest.raises(UserError, match="there is no such file") as caught:
+            read_yaml(tmp_path / place)
+        assert caught.value.problems[0].fix.startswith(fix)

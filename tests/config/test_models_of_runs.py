@@ -9,8 +9,9 @@ import pytest
 
 from drivetrain.cli import main
 from drivetrain.config.language import LanguageModel
-from drivetrain.config.load import load
+from drivetrain.config.load import load, validate
 from drivetrain.config.models_of_runs import checkpoint_of_run, with_checkpoints
+from drivetrain.config.rules import check_anywhere
 from tests.tiny_language import LLAMA, ROWS, write_lines
 
 
@@ -18,7 +19,7 @@ def run_folder(folder: Path, links: dict[str, str], file: str = "config.json") -
     folder.mkdir()
     (folder / "run.yaml").write_text("batch_size: 8\n")
     for name, step in links.items():
-        (folder / "checkpoints" / step).mkdir(parents=True, exist_ok=True)
+        (folder / "checkpoints" / step / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / "checkpoints" / step / file).write_text("{}")
         (folder / name).symlink_to(Path("checkpoints") / step)
     return folder
@@ -74,6 +75,55 @@ def test_every_reader_of_a_run_file_gets_the_checkpoint(tmp_path: Path) -> None:
     assert run is not None
     assert not problems
     assert run.workload.base == str(base / "checkpoints" / "step-00000004")
+
+
+def adapters(tmp_path: Path, adapter: object) -> tuple[list[str], list[str]]:
+    """Returns the paths of a run file's adapters once it is read, and what is wrong with them, without the folder
+    above."""
+    workload = {"type": "language_model", "stage": "sft", "model": {"path": "base"}, "data": {"train": "a.jsonl"}}
+    raw = {"workload": workload, "adapter": adapter, "batch_size": 8, "loop": {"steps": 2}}
+    run, problems = validate(raw, [])
+    assert run is not None
+    assert run.adapter is not None
+    assert not problems
+    above = f"{tmp_path}/"
+    wrong = [str(each).replace(above, "") for each in check_anywhere(run) if each.field.startswith("adapter")]
+    return [str(each.path).replace(above, "") for each in run.adapter], wrong
+
+
+def test_the_folder_of_a_run_that_trained_an_adapter_names_its_best_checkpoint(tmp_path: Path) -> None:
+    file = "adapter_config.json"
+    both = run_folder(tmp_path / "both", {"best": "step-00000004", "last": "step-00000008"}, file)
+    last = run_folder(tmp_path / "last", {"last": "step-00000008"}, file)
+    assert adapters(tmp_path, {"path": str(both)}) == (["both/checkpoints/step-00000004"], [])
+    several = [{"name": "a", "path": f"{both}/last"}, {"name": "b", "path": str(last)}, {"name": "c"}]
+    assert adapters(tmp_path, several) == (["both/last", "last/checkpoints/step-00000008", "None"], [])
+
+
+def test_a_saved_adapter_that_lies_beside_a_run_file_is_the_one_that_is_meant(tmp_path: Path) -> None:
+    own = run_folder(tmp_path / "own", {"best": "step-00000004"}, "adapter_config.json")
+    (own / "adapter_config.json").write_text("{}")
+    assert adapters(tmp_path, {"path": str(own)}) == (["own"], [])
+
+
+def test_a_run_without_an_adapter_to_go_on_with_is_refused_by_its_folder(tmp_path: Path) -> None:
+    run_folder(tmp_path / "begun", {})
+    run_folder(tmp_path / "whole", {"best": "step-00000004"})
+    run_folder(tmp_path / "two", {"last": "step-00000008"}, "old/adapter_config.json")
+    (tmp_path / "two" / "last" / "new").mkdir()
+    (tmp_path / "two" / "last" / "new" / "adapter_config.json").write_text("{}")
+    for name, why, fix in (
+        ("begun", "begun is a run without a checkpoint", "let it train until it saves one, or give another"),
+        (
+            "whole",
+            "whole is a run that trained no adapter",
+            "give it as workload.model.path, and leave adapter.path out",
+        ),
+        ("two", "two is a run that trained 2 adapters", "give two/last/new or two/last/old"),
+    ):
+        paths, wrong = adapters(tmp_path, {"path": str(tmp_path / name)})
+        assert paths == [name]
+        assert wrong == [f"adapter.path: {why}\n    {fix}"]
 
 
 def test_a_run_goes_on_from_another_runs_folder_as_from_its_best_checkpoint(

@@ -29,6 +29,7 @@ FEW_STEPS = ["loop.epochs=null", "loop.steps=2", "schedule.warmup_steps=0", "--q
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("drivetrain.init.fitted.device_with_bfloat16", lambda _: None)  # so on every machine
     return tmp_path
 
 
@@ -285,6 +286,17 @@ def test_a_recipe_whose_stage_reads_the_rows_keeps_it_and_another_is_refused(her
         written("rewards-grpo", here / "a.jsonl", Path("other.yaml"))
     with pytest.raises(UserError, match="stage dpo does not read them"):
         written("preferences-dpo", questions(here / "talks.jsonl", 9), Path("other.yaml"))
+
+
+def test_a_recipe_for_a_model_of_ones_own_keeps_its_epochs_and_names_the_models_place(here: Path) -> None:
+    preferences(here / "a.jsonl", PREFERENCES["pairs"][0], 40)
+    for name, data, epochs in (("preferences-dpo", "a.jsonl", 1), ("alpaca-qlora", "talks.jsonl", 3)):
+        questions(here / "talks.jsonl", 40)
+        made = written(name, Path(data), Path(f"{name}.yaml"))
+        assert read_yaml(here / f"{name}.yaml")["loop"]["epochs"] == epochs
+        words = " ".join(made.decisions)
+        assert "from scratch" not in words
+        assert "The model is the recipe's, models/my-model: put yours there" in words
 
 
 def test_labels_that_are_classes_are_no_preferences(here: Path) -> None:

@@ -172,7 +172,9 @@ def _totals(report: Report, console: Console) -> None:
     }
     if "tokens" in report:
         share = report["target tokens"] / report["tokens"]
-        rows["tokens"] = f"{report['tokens']:,}, of which {report['target tokens']:,} are targets ({share:.0%})"
+        targets = f"of which {report['target tokens']:,} are targets ({share:.0%})"
+        answered = "reference" in (report.get("sample") or {})
+        rows["tokens"] = f"{report['tokens']:,}, {'all of prompts' if answered else targets}"
     rows["vocabulary"] = _number(report["vocabulary"])
     if "template" in report:
         rows["template"] = report["template"]
@@ -249,10 +251,22 @@ def _sample(report: Report, console: Console) -> None:
     if "chosen" in sample:
         _pair(sample, console)
         return
+    if "reference" in sample:
+        _prompt(sample, console)
+        return
     trained_on = f"{sample['from']}: {sample['target tokens']:,} of its {sample['tokens']:,} tokens are trained on"
     which = "all but the first" if all(piece["trained"] for piece in sample["pieces"]) else f"those in {OPEN} {CLOSE}"
     _say(console, f"\n[bold]first sample[/] {escape(trained_on)}, {which}")
     console.print(_marked(sample["pieces"]), soft_wrap=not console.is_terminal)
+
+
+def _prompt(sample: Report, console: Console) -> None:
+    """Prints a prompt that the model will answer, and the reference of its answers."""
+    answered = f"{sample['from']}: {sample['tokens']:,} tokens, which the model answers"
+    _say(console, f"\n[bold]first prompt[/] {escape(answered)}")
+    console.print(_marked(sample["pieces"]), soft_wrap=not console.is_terminal)
+    _say(console, "[bold]reference[/], which rewards may compare answers with")
+    console.print(escape(sample["reference"]), soft_wrap=not console.is_terminal)
 
 
 def _pair(sample: Report, console: Console) -> None:

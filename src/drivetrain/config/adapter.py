@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -10,6 +11,7 @@ from pydantic import BeforeValidator, Field
 from drivetrain.config.base import Frozen, doc
 from drivetrain.config.files import read_json
 from drivetrain.config.location import Source, store_address
+from drivetrain.config.models_of_runs import LINKS, OF_ADAPTER, checkpoint_of_run
 from drivetrain.errors import Problem, UserError
 
 Method = Literal["lora", "oft", "ia3", "prompt", "prefix", "p-tuning"]
@@ -41,7 +43,9 @@ def _several(given: Any) -> Any:
 
 class Adapter(Frozen):
     method: Method = doc("lora, oft, ia3, prompt, prefix or p-tuning", "lora")
-    path: Source | None = doc("A saved adapter (PEFT's folder, or a checkpoint of one) to go on with", None)
+    path: Source | None = doc(
+        "A saved adapter to go on with: PEFT's folder, a run's (its best checkpoint) or a checkpoint's", None
+    )
     trained: bool = doc("False: the adapter at path stays as it is, below the others", True)
     name: str = doc("Name that distinguishes several adapters", "default", pattern=r"^[A-Za-z0-9_-]+$")
     targets: Annotated[Literal["all-linear"] | list[Ending], BeforeValidator(_several)] | None = doc(
@@ -70,7 +74,7 @@ class Adapter(Frozen):
         """Returns whether the adapter at the path is a DoRA. False for an unreadable file, which is reported when it is
         loaded."""
         try:
-            described = read_json(self.path.expanduser() / "adapter_config.json") if self.path else {}
+            described = read_json(self.path.expanduser() / OF_ADAPTER) if self.path else {}
         except UserError:
             return False
         return bool(described.get("use_dora"))
@@ -96,6 +100,15 @@ def _listed(given: Any) -> Any:
 
 
 Adapters = Annotated[tuple[Adapter, ...], BeforeValidator(_listed), Field(min_length=1)]
+
+
+def adapters_of_runs(adapters: Sequence[Adapter]) -> tuple[Adapter, ...]:
+    """Returns the adapters with the folder of a checkpoint in place of each run's folder (models_of_runs.py)."""
+
+    def found(path: Path) -> Path:
+        return Path(checkpoint_of_run(str(path), [OF_ADAPTER]))
+
+    return tuple(each.model_copy(update={"path": found(each.path)}) if each.path else each for each in adapters)
 
 
 def adapter_problems(adapters: Sequence[Adapter]) -> Iterator[Problem]:
@@ -126,12 +139,8 @@ def _contradictions(adapter: Adapter) -> Iterator[Problem]:
     if adapter.path is not None:
         for key in sorted(given - FREE_WITH_PATH):
             yield Problem(f"adapter.{key}", "the adapter at adapter.path has its own", "leave it out")
-        config = adapter.path.expanduser() / "adapter_config.json"
-        if store_address(adapter.path) is None and not config.is_file():
-            fix = "give a folder that PEFT's save_pretrained wrote, or a checkpoint step-... of an adapter run"
-            several = sorted(file.parent.name for file in config.parent.glob("*/adapter_config.json"))
-            fix = f"it holds several: give {' or '.join(several)} in it" if several else fix
-            yield Problem("adapter.path", f"{adapter.path} holds no adapter_config.json", fix)
+        if store_address(adapter.path) is None and not (adapter.path.expanduser() / OF_ADAPTER).is_file():
+            yield _no_adapter(adapter.path)
         return
     if not adapter.trained:
         yield Problem("adapter.trained", "an adapter that was never trained would do nothing", "give adapter.path")
@@ -145,6 +154,28 @@ def _contradictions(adapter: Adapter) -> Iterator[Problem]:
     if adapter.method == "ia3" and adapter.feedforward and adapter.targets is None:
         why = "without adapter.targets ia3 takes PEFT's choice for the architecture, with its own feedforward"
         yield Problem("adapter.feedforward", why, "give adapter.targets too")
+
+
+def _no_adapter(path: Path) -> Problem:
+    folder = path.expanduser()
+    why, fix = f"{path} holds no {OF_ADAPTER}", "give a folder that PEFT's save_pretrained wrote, or an adapter run's"
+    if (folder / "run.yaml").is_file():
+        checkpoint = next((name for name in LINKS if (folder / name).is_dir()), None)
+        if checkpoint is None:
+            why, fix = f"{path} is a run without a checkpoint", "let it train until it saves one, or give another"
+        elif several := _adapters_in(folder / checkpoint):
+            named = " or ".join(str(path / checkpoint / each) for each in several)
+            why, fix = f"{path} is a run that trained {len(several)} adapters", f"give {named}"
+        else:
+            why = f"{path} is a run that trained no adapter"
+            fix = "give it as workload.model.path, and leave adapter.path out"
+    elif several := _adapters_in(folder):
+        fix = f"it holds several: give {' or '.join(several)} in it"
+    return Problem("adapter.path", why, fix)
+
+
+def _adapters_in(folder: Path) -> list[str]:
+    return sorted(file.parent.name for file in folder.glob(f"*/{OF_ADAPTER}"))
 
 
 def rate_factors(adapters: Sequence[Adapter]) -> Callable[[str], float]:

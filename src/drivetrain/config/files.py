@@ -133,7 +133,11 @@ def read_text(path: Path, most_bytes: int) -> str:
             refuse_mistyped_run(path)
         near = difflib.get_close_matches(path.name, _beside(path), n=1)
         meant = path.parent / near[0] if near else near_run(path)
-        hint = f"did you mean {meant}?" if meant else "drivetrain init writes a run file to begin with"
+        hint = "drivetrain init writes a run file to begin with"
+        if meant:
+            hint = f"did you mean {meant}?"
+        elif path.parent.name == "recipes":  # which pages name as they lie in a checkout; the package has them too
+            hint = f"drivetrain init {path.stem} writes a recipe of that name here, and drivetrain recipes lists all"
         raise problem(str(path), "there is no such file", hint) from None
     except UnicodeDecodeError as error:
         raise problem(str(path), f"cannot be read: {error}", cure) from None

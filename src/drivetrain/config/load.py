@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from drivetrain.config.adapter import adapters_of_runs
 from drivetrain.config.engines import ENGINES, SHORT, block_of
 from drivetrain.config.exclusive_fields import Replaced, replace_others
 from drivetrain.config.field_paths import TAGS, blocks_of, field_paths
@@ -83,7 +84,8 @@ def left_open(raw: Mapping[str, Any]) -> list[str]:
 def validate(raw: dict[str, Any], problems: list[Problem]) -> tuple[RunConfig | None, list[Problem]]:
     """Build the config; after each failure take the offending keys out, so that the rest can still be checked.
 
-    Where the folder of a run is named as a model, the config has that of a checkpoint (models_of_runs.py).
+    Where the folder of a run is named as a model or an adapter, the config has that of a checkpoint
+    (models_of_runs.py).
     A misspelt key's value takes the place of the key that was meant, so that this one is not reported as missing too.
     """
     moved: list[list[Any]] = []
@@ -91,7 +93,8 @@ def validate(raw: dict[str, Any], problems: list[Problem]) -> tuple[RunConfig | 
     for _ in range(5):
         try:
             run = RunConfig.model_validate(raw)
-            return run.model_copy(update={"workload": with_checkpoints(run.workload)}), problems
+            adapters = {} if run.adapter is None else {"adapter": adapters_of_runs(run.adapter)}
+            return run.model_copy(update={"workload": with_checkpoints(run.workload), **adapters}), problems
         except ValidationError as error:
             details = error.errors(include_url=False)
         found = [(each["type"], _path_in(each["loc"], raw), _problem(each, raw)) for each in details[:MOST_PROBLEMS]]

@@ -1,7 +1,8 @@
-"""The folder of a run in place of a model: its best checkpoint is the model, as `drivetrain chat` takes it."""
+"""The folder of a run in place of a model or an adapter: its best checkpoint is taken, as `drivetrain chat` does."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +12,8 @@ Block = TypeVar("Block", bound=Frozen)
 FIELDS = ("path", "tokenizer", "model")  # that name a model or its tokenizer, outside the blocks of data
 DATA = "data"
 LINKS = ("best", "last")  # to checkpoints, in a run's folder; the first is missing where nothing was evaluated
-FILES = ("config.json", "adapter_config.json")  # one of which the folder of a model, or of an adapter, has
+OF_ADAPTER = "adapter_config.json"
+FILES = ("config.json", OF_ADAPTER)  # one of which the folder of a model, or of an adapter, has
 
 
 def with_checkpoints(block: Block) -> Block:
@@ -36,17 +38,17 @@ def _replaced(value: Any, names_a_model: bool) -> Any:
     return checkpoint_of_run(value) if names_a_model and isinstance(value, str) else value
 
 
-def checkpoint_of_run(place: str) -> str:
+def checkpoint_of_run(place: str, files: Sequence[str] = FILES) -> str:
     """Returns the folder of the best checkpoint of the run in a folder, or of the last one where none was evaluated;
-    any other place unchanged.
+    any other place unchanged. files: names, one of which the folder of the checkpoint must have.
 
     The folder that the link leads to, and not the link, is what the resolved run file keeps: the link moves where the
     other run is trained further.
     """
     folder = Path(place).expanduser()
-    if not (folder / "run.yaml").is_file() or any((folder / name).is_file() for name in FILES):
+    if not (folder / "run.yaml").is_file() or any((folder / name).is_file() for name in files):
         return place
     for link in (folder / name for name in LINKS):
-        if link.is_symlink() and any((link / name).is_file() for name in FILES):
+        if link.is_symlink() and any((link / name).is_file() for name in files):
             return str(Path(place) / link.readlink())
     return place

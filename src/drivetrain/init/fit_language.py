@@ -8,7 +8,7 @@ from typing import Any
 from drivetrain.config.language_stages import STAGES
 from drivetrain.errors import UserError, counted, problem
 from drivetrain.init.data_kinds import Conversations, Documents, PreferenceRows, is_chinese
-from drivetrain.init.fitted import Fitted, fit_batch
+from drivetrain.init.fitted import Fitted, fit_batch, fit_precision
 
 HELD_OUT = {10: 0.1, 5: 0.2}  # at least so many rows → a share that holds out one of them, a bad one left out
 FEW_ROWS = 20  # a recipe's 5 % of fewer may be none
@@ -19,6 +19,7 @@ USUAL_STAGES = {
     "pairs": ("dpo", "or orpo, simpo, cpo, which need no reference; reward: a model that scores answers"),
     "labelled": ("kto", "dpo, orpo, simpo, cpo and reward read pairs of answers instead (chosen, rejected)"),
 }
+QUICKER_ON = ("cpu", "cuda")  # in 16 bits
 MOST_DISTINCT = 8000  # characters that a model may have one by one
 
 
@@ -35,6 +36,7 @@ def conversations(run: Any, kind: Conversations, made: Fitted, stem: str) -> Non
         LEFT_OUT,
     ]
     _hold_out(run, kind.rows, made)
+    _precision(run, made)
     fit_batch(run, kind.rows * (1 - run["workload"]["data"]["evaluation_fraction"]), made)
 
 
@@ -63,6 +65,7 @@ def preferences(run: Any, kind: PreferenceRows, made: Fitted, stem: str) -> None
         LEFT_OUT,
     ]
     _hold_out(run, kind.rows, made)
+    _precision(run, made)
     fit_batch(run, kind.rows * (1 - workload["data"]["evaluation_fraction"]), made)
 
 
@@ -89,6 +92,9 @@ def _from_scratch(run: Any, sample: Sequence[str], lr: str, made: Fitted) -> Non
     """Fits the tokenizer of a recipe whose model begins from scratch. lr: for a model that was trained before."""
     model, characters = run["workload"]["model"], sum(map(len, sample))
     if "path" in model:
+        made.decisions.append(
+            f"The model is the recipe's, {model['path']}: put yours there, or name its folder in workload.model.path."
+        )
         return
     size = 8000 if characters > 200_000 else 2000 if characters > 30_000 else 400
     model["vocabulary_size"] = size
@@ -120,6 +126,12 @@ def _hold_out(run: Any, rows: int, made: Fitted) -> None:
         made.decisions.append(f"{data['evaluation_fraction']:.0%} of the rows are held out for evaluation.")
 
 
+def _precision(run: Any, made: Fitted) -> None:
+    """Fits the precision, unless the recipe names one."""
+    if "precision" not in run:
+        fit_precision(run, made, QUICKER_ON)
+
+
 def documents(run: Any, kind: Documents, made: Fitted, stem: str) -> None:
     del stem
     data, model = run["workload"]["data"], run["workload"]["model"]
@@ -136,6 +148,7 @@ def documents(run: Any, kind: Documents, made: Fitted, stem: str) -> None:
     windows = kind.characters * 0.9 / int(data.get("length", 256))
     if windows < 10:
         raise _too_short(kind)
+    _precision(run, made)
     fit_batch(run, windows, made)
 
 

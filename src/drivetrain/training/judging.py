@@ -31,7 +31,7 @@ def means_of(rows: Sequence[JudgedAnswer]) -> dict[str, float]:
     means = {name: _mean([row.metrics[name] for row in rows]) for name in rows[0].metrics}
     values = {name: mean for name, mean in means.items() if mean is not None}
     reward = values.get("reward")
-    return values if reward is None else {"loss": -reward, **values}
+    return values if reward is None else {"loss": 0.0 - reward, **values}  # -0.0 would be printed as it is
 
 
 def unrewarded(rows: Sequence[JudgedAnswer]) -> str | None:

@@ -82,6 +82,9 @@ def data_report(
         found["target tokens"] = found["tokens"] - len(windows)
     first: list[Tokenised] = [*known, *windows]
     found["sample"] = _sample(reader, first[0]) if first else None
+    prompts = [part for part in parts if isinstance(part, PromptSamples) and len(part)]
+    if prompts:
+        found["sample"]["reference"] = prompts[0].references[0]
     return found
 
 

@@ -14,7 +14,7 @@ from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.language.chat import show
-from drivetrain.data.language.samples import JoinedSamples, Sample, TokenSamples
+from drivetrain.data.language.samples import JoinedSamples, PromptSample, Sample, TokenSamples
 from drivetrain.data.mixed_order import mixed_order
 from drivetrain.data.order import Order
 from drivetrain.data.streams.endless import known_length
@@ -159,14 +159,17 @@ class LanguageSamplesWorkload(Speaks):
         return {"text": sample}
 
     def preview(self, samples: Any, index: int) -> dict[str, Any]:
-        """Returns each text of a sample in pieces, with their number of tokens, and whether they end at the length."""
-        found = []
-        for name, (ids, targets) in self.sides(samples.load(index, 0)).items():
+        """Returns each text of a sample in pieces, with their number of tokens, and whether they end at the length; of
+        a prompt to answer the reference too."""
+        found, sample = [], samples.load(index, 0)
+        is_prompt = isinstance(sample, PromptSample)
+        sides = {"prompt": (sample.ids, np.zeros(len(sample.ids), dtype=bool))} if is_prompt else self.sides(sample)
+        for name, (ids, targets) in sides.items():
             pieces = show(ids, targets, self._reader.tokenizer)
             segments = [{"text": text, "trained": trained} for text, trained in pieces]
             at_length = len(ids) >= self._config.data.length
             found.append({"name": name, "segments": segments, "length": len(ids), "at_length": at_length})
-        return {"sides": found}
+        return {"sides": found, **({"reference": sample.reference} if is_prompt else {})}
 
     @property
     def warnings(self) -> Sequence[str]:

@@ -47,7 +47,10 @@ class RewardModel:
 
         model: Any = build_classifier(SCORER, self._path, None, LABELS, self._field.removesuffix(".model"), refuse)
         if model.config.pad_token_id is None:
-            refuse("its config has no pad_token_id, by which it finds an answer's last token")
+            refuse(
+                "its config has no pad_token_id, by which a scorer finds an answer's last token; a language model of "
+                "another stage may lack it"
+            )
         self._pad = int(model.config.pad_token_id)
         return model
 
