@@ -184,6 +184,7 @@ free = st.dictionaries(
 
 
 @settings(max_examples=examples(100))
+@example(raw=MODULE, changes={"optimizer": {"name": "adamw", "options": {"?a": "?0", ":": ":0"}}})
 @example(raw=MODULE, changes={"optimizer": {"name": "adamw", "options": {"a": "\x85", "\u2028": "\U0001f600"}}})
 @given(
     raw=st.sampled_from(VALID),

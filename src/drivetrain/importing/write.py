@@ -11,6 +11,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedSeq
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from drivetrain.config.files import read_yaml
 from drivetrain.config.translation import Note
@@ -128,5 +129,6 @@ def _flowing(value: Any) -> Any:
             parts.fa.set_flow_style()
         return parts
     if isinstance(value, str):
-        return str(value)  # a Name is no plain text to YAML
+        # ruamel.yaml 0.19 writes these plain in a list, and does not read them there; a Name is no plain text to YAML
+        return DoubleQuotedScalarString(value) if value.startswith(("?", ":")) else str(value)
     return value

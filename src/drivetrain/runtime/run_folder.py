@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.representer import SafeRepresenter
 
 from drivetrain.config.models_of_runs import LINKS
 from drivetrain.config.run import RunConfig
@@ -251,9 +252,20 @@ def present(*paths: Path) -> list[Path]:
     return [path for path in paths if os.path.lexists(path)]
 
 
+class _Quoting(SafeRepresenter):
+    """Quotes texts that begin with a question mark or a colon: ruamel.yaml 0.19 writes them plain within braces, and
+    does not read them there."""
+
+    def represent_str(self, data: str) -> Any:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, '"' if data.startswith(("?", ":")) else None)
+
+
+_Quoting.add_representer(str, _Quoting.represent_str)
+
+
 def _in_yaml(value: Any, escapes: bool = False) -> str:
     yaml, text = YAML(typ="safe", pure=True), io.StringIO()
-    yaml.allow_unicode = not escapes
+    yaml.Representer, yaml.allow_unicode = _Quoting, not escapes
     yaml.dump(value, text)
     return text.getvalue()
 
