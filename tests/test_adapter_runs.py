@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, ViTConfig, ViTForI
 
 from drivetrain.checkpoint.directory import load
 from drivetrain.checkpoint.state import same
+from drivetrain.config.files import read_yaml
 from tests.tiny_language import LLAMA, ROWS, write_lines
 
 Command = Callable[..., tuple[int, str, str]]
@@ -140,7 +141,8 @@ def test_a_run_goes_on_with_the_adapter_of_another_runs_folder(folder: Path, dri
         words = (f"adapter={{path: {path}}}", f"output={folder}/{name}", "name=on", "loop.steps=2", "--quiet")
         code, _, err = drivetrain("train", file, *words)
         assert code == 0, err
-    assert f"path: {folder}/first/checkpoints/{best.name}\n" in (folder / "by-run" / "run.yaml").read_text()
+    written = read_yaml(folder / "by-run" / "run.yaml")
+    assert written["adapter"][0]["path"] == f"{folder}/first/checkpoints/{best.name}"
     found = [load_file(checkpoint(folder / name, 2) / "adapter_model.safetensors") for name in ("by-run", "by-step")]
     assert all(torch.equal(value, found[1][key]) for key, value in found[0].items())
     saved = load_file(best / "adapter_model.safetensors")
