@@ -1,4 +1,4 @@
-"""What an import writes is read again as it was."""
+"""The texts in a run file that an import writes are read as they were given."""
 
 from __future__ import annotations
 

@@ -42,11 +42,9 @@ class RowLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         # rotated keys come in fp32 under autocast, which multiplies them in the dtype of values: cast here, once
-        own = value_states.dtype
-        self.dtype, self.device = (
-            torch.promote_types(own, key_states.dtype) if self.is_exact else own,
-            value_states.device,
-        )
+        self.dtype, self.device = value_states.dtype, key_states.device
+        if self.is_exact:
+            self.dtype = torch.promote_types(self.dtype, key_states.dtype)
         heads = key_states.shape[1]
         self.keys = key_states.new_zeros(0, heads, 0, key_states.shape[3], dtype=self.dtype)
         self.values = value_states.new_zeros(0, heads, 0, value_states.shape[3], dtype=self.dtype)

@@ -7,10 +7,10 @@ their own logarithms of sums for the backward pass.
 
 A branch, which shares the first positions of the sequence before it (`data.branches`), is computed in two calls: all of
 its queries look at the shared keys, together with those of other branches that share them, and each at the branch's own
-up to its place. With o₁, o₂ their outputs and s₁, s₂
-their logarithms of sums, s = log(exp s₁ + exp s₂) is that of both, and o₁ exp(s₁ - s) + o₂ exp(s₂ - s) the output. The
-kernel of the backward pass makes weights from s: with the s of both it gives each call's part of the gradients. So no
-mask is made, and no key copied. (The way in which Ring Attention joins blocks: Liu et al. 2023, section 3.)
+up to its place. With o₁, o₂ their outputs and s₁, s₂ their logarithms of sums, s = log(exp s₁ + exp s₂) is that of
+both, and o₁ exp(s₁ - s) + o₂ exp(s₂ - s) the output. The kernel of the backward pass makes weights from s: with the s
+of both it gives each call's part of the gradients. So no mask is made, and no key copied. (The way in which Ring
+Attention joins blocks: Liu et al. 2023, section 3.)
 
 Numbers of 16 bits are computed with in fp32, sequence by sequence (branches of one together), and rounded afterwards;
 what is kept for the backward pass has 16 bits. PyTorch's kernel for 16 bits compiles code for each length that it meets
