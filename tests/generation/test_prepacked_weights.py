@@ -11,8 +11,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.pytorch_utils import Conv1D
 
-from drivetrain.generation import prepacked_weights
-from drivetrain.generation.prepacked_weights import Joined, prepack, prepacked
+from drivetrain.generation import packed_products, prepacked_weights
+from drivetrain.generation.prepacked_weights import Joined, Product, prepack, prepacked
+from drivetrain.models.language_head import TargetHead
 
 LLAMA = LlamaConfig(
     vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -130,6 +131,7 @@ def test_a_build_of_pytorch_without_these_kernels_goes_on_as_before(monkeypatch:
         raise RuntimeError("not built")
 
     model = seeded(nn.Linear(16, 16))
+    monkeypatch.setattr(packed_products, "_prefers_mkl", lambda: False)
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", missing, raising=False)
     with prepacked(model):
         assert not layers(model)
@@ -144,13 +146,13 @@ def attention(bias: bool = True) -> LlamaAttention:
 def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Returns a list that gets the number of rows of each product by a copy."""
     found: list[int] = []
-    plain = torch.ops.mkldnn._linear_pointwise
+    plain = Product.times
 
-    def counted(given: Tensor, *others: Any) -> Tensor:
+    def counted(self: Product, given: Tensor) -> Tensor:
         found.append(len(given))
-        return plain(given, *others)
+        return plain(self, given)
 
-    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counted)
+    monkeypatch.setattr(Product, "times", counted)
     return found
 
 
@@ -263,6 +265,28 @@ def test_a_hook_of_a_layer_runs_where_layers_are_joined() -> None:
     with prepacked(block), torch.no_grad():
         joined = Joined(layers)(given)
     assert joined[:, 64:96].abs().max() == 0 < joined[:, :64].abs().max()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_model_that_a_loss_is_computed_with_has_copies_of_all_layers(
+    monkeypatch: pytest.MonkeyPatch, fused: bool
+) -> None:
+    """The head computes losses itself then, and hooks of it and of the last block wait for the places of a loss."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LLAMA).eval()
+    head, targets = TargetHead(model, fused), torch.tensor([[-100, -100, 7, 8]])
+    ids, counted = torch.arange(4)[None], products(monkeypatch)
+    joined = [Joined([model.lm_head]), Joined([model.model.layers[-1].self_attn.o_proj])]
+    with torch.no_grad():
+        expected, loss = model(ids).logits, head.loss_sum(model, {"input_ids": ids}, targets)
+        assert not counted
+        with prepacked(model):
+            torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=1e-5)
+            assert len(counted) == 2 * 4 + 1, "layers of one input are one product"
+            assert not any(each.has_hooks for each in joined)
+            torch.testing.assert_close(head.loss_sum(model, {"input_ids": ids}, targets), loss)
+        model.lm_head.register_forward_hook(lambda *given: given[2])
+    assert [each.has_hooks for each in joined] == [True, False]
 
 
 def test_only_transformers_own_blocks_are_known_to_share_an_input() -> None:

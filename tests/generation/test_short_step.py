@@ -18,11 +18,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from drivetrain.generation import local_forward, short_step
 from drivetrain.generation.local_forward import LocalForward, stores_of
-from drivetrain.generation.prepacked_weights import prepacked
+from drivetrain.generation.prepacked_weights import Product, prepacked
 from drivetrain.generation.row_stores import CachedRows
 from drivetrain.generation.sampling import Choice
 from drivetrain.generation.short_step import ShortStep, short_step_of
 from drivetrain.memory.recompute import apply_recompute
+from drivetrain.models.language_head import TargetHead
 from tests.generation.small_models import KINDS, SIZE, model_of, prompts
 
 FORM = ("llama", "qwen2", "qwen3", "mistral")
@@ -283,13 +284,17 @@ def test_products_by_copies_are_those_of_the_weights_in_each_step(
 
 
 @torch.no_grad()
-def test_copies_that_were_made_anew_for_new_weights_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As behind each update of a model that learns from its answers: four products a block, and that of the head."""
+@pytest.mark.parametrize("learns", [False, True])
+def test_copies_that_were_made_anew_for_new_weights_are_taken(learns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind each update of a model that learns from its answers: four products a block, and that of the head. No
+    module runs then, so that PyTorch need not keep count of changes (inference mode)."""
     monkeypatch.setattr("drivetrain.generation.prepacked_weights.LEAST", 1)
     made: list[Tensor] = []
-    plain = torch.ops.mkldnn._linear_pointwise
-    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *given: made.append(given[0]) or plain(*given))
+    plain = Product.times
+    monkeypatch.setattr(Product, "times", lambda self, given: made.append(given) or plain(self, given))
     model = model_of("llama")
+    if learns:
+        TargetHead(model, fused=True)
     forward = LocalForward(model)
     stores = stores_of(forward, model)
     for _ in range(2):
@@ -299,6 +304,7 @@ def test_copies_that_were_made_anew_for_new_weights_are_taken(monkeypatch: pytes
             before = len(made)
             store.next([8], lambda _: [Choice(0)])
             assert len(made) - before == 3 * 4 + 1
+            assert all(given.is_inference() for given in made[before + 1 :])
         model.model.layers[0].mlp.down_proj.weight.mul_(2)
 
 

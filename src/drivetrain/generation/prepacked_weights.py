@@ -1,10 +1,10 @@
 """Copies of linear layers' weights in the order in which a CPU's kernels read them.
 
 A step of few rows reads every weight for few products. PyTorch's kernels take a weight as it lies and bring it into
-their own order in each step; oneDNN's can have that done once, for any number of rows (what torch.compile's Inductor
-calls prepacking). On an AMD EPYC the products of a step of 1 to 16 rows took a half to a third of the time, of 64 rows
-a half, and of a prompt three quarters (bench/prepacked.py). The order costs a copy of the weights, so only as many are
-copied as a share of the free memory holds.
+their own order in each step; that can be done once, for any number of rows (what torch.compile's Inductor calls
+prepacking; `packed_products` has the kernels). On an AMD EPYC the products of a step of 1 to 16 rows took a half to a
+third of the time, of 64 rows a half, and of a prompt three quarters (bench/prepacked.py). The order costs a copy of the
+weights, so only as many are copied as a share of the free memory holds.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.errors import last_line
+from drivetrain.generation.packed_products import Multiply, packed
 from drivetrain.memory.limit import attainable_memory
+from drivetrain.models.language_head import LossHead
 from drivetrain.models.llama_form import of_llamas_form
+from drivetrain.models.read_places import waiting_hooks
 
 LOG = logging.getLogger(__name__)
 SHARE = 0.25  # of the memory that is free, which the copies may take
 LEAST = 2**16  # numbers of a weight: smaller ones stay in a core's cache as they are
-ROWS = 64  # that the order is chosen for; others are about as quick with it
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # of such blocks: they multiply the same input
 DTYPES = (torch.float32, torch.bfloat16)
 Key = tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]  # addresses, shapes and strides of weights
@@ -47,7 +49,7 @@ def prepack(model: nn.Module) -> Callable[[], None]:
     as they lie in this process' memory whole. Layers that multiply the same input in Llama's blocks do so at once. A
     layer whose weight has changed since goes on without its copy. Returns a function that undoes it."""
     free, done = SHARE * attainable_memory(), list[nn.Module]()
-    copies: dict[Key, Tensor] = {}  # a tied weight is copied once
+    copies: dict[Key, Multiply] = {}  # a tied weight is copied once
     for layers, weights in _products(model):
         dtype = dtype_of_products(weights[0].dtype)
         needed = 0 if _key(weights) in copies else sum(each.numel() for each in weights) * dtype.itemsize
@@ -55,7 +57,7 @@ def prepack(model: nn.Module) -> Callable[[], None]:
             continue
         try:
             product = Product(layers, weights, dtype, copies)
-        except (RuntimeError, AttributeError, NotImplementedError) as error:  # a build of PyTorch without oneDNN
+        except (RuntimeError, AttributeError, NotImplementedError) as error:  # a build of PyTorch without these kernels
             LOG.info("weights are not prepacked: %s", last_line(error))
             break
         for number, layer in enumerate(layers):
@@ -88,7 +90,8 @@ class Joined:
 
     @property
     def has_hooks(self) -> bool:
-        return any(self._hooks)
+        """Whether a layer has hooks, but for those that wait for a pass that reads places."""
+        return any(hooks and len(hooks) > waiting_hooks(hooks) for hooks in self._hooks)
 
     @property
     def product(self) -> Product | None:
@@ -126,7 +129,8 @@ def _kind(layer: Any) -> tuple[torch.dtype, bool]:
 def _weight_of(layer: nn.Module) -> Tensor | None:
     """Returns the weight of a linear layer as (outputs, inputs), where it is a plain tensor of this process; None of
     other layers, of shards, of quantised weights and of tensors without numbers."""
-    is_plain = type(layer) is nn.Linear
+    # a head that makes losses in place of logits makes them of logits meanwhile
+    is_plain = type(layer) in (nn.Linear, LossHead)
     weight: Any = layer.weight if is_plain or _is_transposed(layer) else None
     if type(weight) not in (nn.Parameter, Tensor) or weight.device.type != "cpu" or weight.dtype not in DTYPES:
         return None
@@ -154,7 +158,7 @@ class Product:
     """The product by one copy of the weights of one layer, or of several that multiply the same input."""
 
     def __init__(
-        self, layers: Sequence[Any], weights: Sequence[Tensor], dtype: torch.dtype, copies: dict[Key, Tensor]
+        self, layers: Sequence[Any], weights: Sequence[Tensor], dtype: torch.dtype, copies: dict[Key, Multiply]
     ) -> None:
         """weights: (outputs, inputs) each. dtype: of the products. copies: of others, to which this one is added."""
         self._dtype, self.widths = dtype, [len(each) for each in weights]
@@ -164,8 +168,8 @@ class Product:
         if key not in copies:
             with torch.no_grad():
                 whole = (weights[0] if len(weights) == 1 else torch.cat(list(weights))).to(dtype).contiguous()
-                copies[key] = torch.ops.mkldnn._reorder_linear_weight(whole, ROWS)
-        self._weight = copies[key]
+                copies[key] = packed(whole)
+        self._multiply = copies[key]
         biases = [each.bias.detach().to(dtype) for each in layers if each.bias is not None]
         self._bias = torch.cat(biases) if biases else None
 
@@ -180,10 +184,7 @@ class Product:
 
     def times(self, given: Tensor) -> Tensor:
         """Returns the product by the copy, which fits."""
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(
-            given.to(self._dtype), self._weight, self._bias, "none", [], ""
-        )
-        return found
+        return self._multiply(given.to(self._dtype), self._bias)
 
     def fits(self, given: Tensor) -> bool:
         """Returns whether an input can be multiplied by the copy."""

@@ -29,7 +29,7 @@ from drivetrain.models.fused_loss import (
     linear_cross_entropy_sum,
 )
 from drivetrain.models.language_options import evaluating, output_layer
-from drivetrain.models.read_places import read_alone
+from drivetrain.models.read_places import WaitsForPlaces, read_alone
 
 Wanted = Literal["logits", "loss", "losses", "predictions"]
 
@@ -87,7 +87,7 @@ class _Current:
         return self
 
 
-class TargetHead:
+class TargetHead(WaitsForPlaces):
     """The head of a Transformers causal language model. No parameter is renamed and no module replaced.
 
     fallback: why the requested way is not used, or None.
@@ -110,7 +110,7 @@ class TargetHead:
         if wants:
             self.fallback = _why_not_fused(model, head)
         if wants and self.fallback is None:
-            head.__class__ = _LossHead  # as fully_shard does it: the module stays what it is, and has another forward
+            head.__class__ = LossHead  # as fully_shard does it: the module stays what it is, and has another forward
             head.owner = self  # type: ignore[assignment]
 
     def loss_sum(self, model: nn.Module, inputs: Mapping[str, Any], targets: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def _rows(given: Tensor, call: _Call) -> Tensor:
     return rows[: call.count]
 
 
-class _LossHead(nn.Linear):
+class LossHead(nn.Linear):
     """A linear head that returns what the call requests: for logits a tensor with dimensions, which replicas can join,
     and no view, of which FSDP warns."""
 

@@ -52,7 +52,11 @@ def _drops_out(block: nn.Module) -> bool:
     return block.training and any(isinstance(each, nn.Dropout) and each.p > 0 for each in block.modules())
 
 
-class _Part:
+class WaitsForPlaces:
+    """An object whose hooks do nothing unless a pass names the places that are read of it."""
+
+
+class _Part(WaitsForPlaces):
     """Hooks around a part of the block that computes each place by itself."""
 
     def __init__(self, places: ReadPlaces) -> None:
@@ -96,17 +100,17 @@ def compute_every_place(model: nn.Module) -> None:
     for module in model.modules():
         vars(module).pop(NAME, None)
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in _own(hooks):
+            for key in _hooks_of(hooks, _Part):
                 del hooks[key]
 
 
 def waiting_hooks(hooks: Mapping[int, Any]) -> int:
     """Returns how many hooks of a module do nothing unless a pass names the places that it reads."""
-    return len(_own(hooks))
+    return len(_hooks_of(hooks, WaitsForPlaces))
 
 
-def _own(hooks: Mapping[int, Any]) -> list[int]:
-    return [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), _Part)]
+def _hooks_of(hooks: Mapping[int, Any], owner: type) -> list[int]:
+    return [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), owner)]
 
 
 def places_read(attention: nn.Module, shape: torch.Size) -> Tensor | None:
