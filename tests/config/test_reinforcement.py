@@ -12,7 +12,7 @@ from drivetrain.config import rules
 from drivetrain.config.engines import MeshEngine
 from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine
-from drivetrain.config.reinforcement import LOSSES, STAGES, LossName
+from drivetrain.config.reinforcement import LOSSES, STAGES, LossName, Reward
 from drivetrain.config.resolve import resolved
 from drivetrain.config.run import RunConfig
 from drivetrain.trust.named_code import named_code
@@ -45,6 +45,45 @@ def test_a_micro_batch_is_all_answers_of_an_update_unless_it_is_given(tmp_path: 
         run = built(tmp_path, stage, **learning).model_copy(update=given)
         assert run.global_batch == 8
         assert run.micro_batch == expected, (stage, learning, given)
+
+
+@pytest.mark.parametrize(
+    ("model", "label"),
+    [
+        ("runs/helpful", "helpful"),
+        ("runs/helpful/last", "helpful"),
+        ("runs/helpful/best/", "helpful"),
+        ("runs/helpful/checkpoints/step-00000020", "helpful"),
+        ("/data/runs/helpful/export", "helpful"),
+        ("C:\\runs\\helpful\\last", "helpful"),
+        ("trl/helpful/checkpoint-500", "helpful"),
+        ("owner/Helpful-1B", "Helpful-1B"),
+        ("last", "last"),
+        ("../best", "best"),
+    ],
+)
+def test_a_reward_model_is_called_after_the_run_that_its_folder_lies_in(model: str, label: str) -> None:
+    assert Reward(model=model).label == label
+    assert Reward(model=model, name="mine").label == "mine"
+
+
+def test_reward_models_of_two_runs_differ_in_their_names_and_two_of_one_run_are_refused(tmp_path: Path) -> None:
+    first, second = {"model": "runs/a/last"}, {"model": "runs/b/last"}
+    assert "two rewards are called" not in said(built(tmp_path, rewards=[first, second]))
+    assert "two rewards are called a" in said(built(tmp_path, rewards=[first, {"model": "runs/a/best"}]))
+    assert "two rewards" not in said(built(tmp_path, rewards=[first, {"model": "runs/a/best", "name": "best"}]))
+
+
+def test_the_checkpoint_that_a_runs_folder_stands_for_keeps_the_runs_name(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "helpful/checkpoints/step-00000002"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_text("{}")
+    (tmp_path / "helpful/run.yaml").write_text("{}")
+    (tmp_path / "helpful/best").symlink_to("checkpoints/step-00000002")
+    run: Any = built(tmp_path, rewards=[{"model": str(tmp_path / "helpful")}])
+    (reward,) = run.workload.reinforcement.rewards
+    assert reward.model == str(checkpoint)
+    assert reward.label == "helpful"
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ import torch.distributed as dist
 
 from drivetrain.errors import OutOfMemory, RankError, RunError, problem
 from drivetrain.launch.elastic import Died, Killed, result_of
-from drivetrain.launch.outcome import cause_of, failed, outcomes, raised
+from drivetrain.launch.job import Result
+from drivetrain.launch.outcome import cause_of, done, failed, outcomes, raised
 from drivetrain.runtime.heartbeat import Pulse
 
 REFUSED, FULL = problem("data.train", "no such folder", "give one"), OutOfMemory("no room", samples=8)
@@ -28,6 +30,13 @@ def test_a_failure_goes_through_the_file_and_names_its_rank(tmp_path: Path, erro
     assert getattr(again, "samples", None) == getattr(error, "samples", None)
     is_first_users = rank == 0 and not isinstance(error, KeyError | RunError)
     assert (f"rank {rank}" in str(again)) is not is_first_users, "what the first rank is told, all are"
+
+
+def test_a_result_keeps_numbers_that_are_not_finite(tmp_path: Path) -> None:
+    done(0, Result(code=0, value={"losses": [1.5, math.nan, -math.inf]})).write(tmp_path)
+    (outcome,) = outcomes(tmp_path)
+    assert outcome.result is not None
+    assert repr(outcome.result.value["losses"]) == "[1.5, nan, -inf]"
 
 
 def test_the_first_failure_is_the_cause_and_what_all_saw_is_the_first_ranks() -> None:

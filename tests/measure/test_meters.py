@@ -44,6 +44,28 @@ def measured(work: Callable[[Tensor], Any], steps: int = 3) -> tuple[list[Any], 
     return found, counting.summary(Communicator()), words
 
 
+def test_the_rate_has_the_step_that_is_under_way_and_counts_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point of the curve is written before its step's evaluation and its end."""
+    now = 0.0
+    monkeypatch.setattr(meters.time, "perf_counter", lambda: now)
+    counting = Meters(CPU, PRECISIONS["fp32"], Held(), False, Stopwatch(torch.device("cpu")))
+    rates = []
+    with counting:
+        for number in range(8):
+            now += 2.0
+            if number != 1:  # between two points
+                rates.append(counting.recent_rate(10))
+            with counting.part("evaluation"):
+                now += 50.0
+            now += 0.5  # is the next step's
+            counting.step_done(10)
+        measured = counting.summary(Communicator())["samples_per_second"]
+    assert rates == pytest.approx([5.0, 20 / 5.0, 4.0, 4.0, 4.0, 4.0, 4.0])
+    assert counting.recent_rate(0) == 0, "there was no step"
+    assert counting.samples == 80
+    assert measured == pytest.approx(4.0)
+
+
 def attended() -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = [(1, heads, LENGTH, WIDTH) for heads in (HEADS, GROUPS, GROUPS)]

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.config.load import load
+from drivetrain.cli import prove_run
+from drivetrain.config.load import load, validate
 from drivetrain.config.run import RunConfig
+from drivetrain.launch.job import Result
 from drivetrain.prove.deterministic_workload import Stilled
 from drivetrain.prove.trace import Trace, trace
 from drivetrain.prove.verdicts import Verdict, remarks, verdicts
@@ -19,6 +21,7 @@ from tests.parity import promises
 from tests.prove.traced import mutated_traces, traced_on_ranks
 from tests.ranks import RankPool
 from tests.runtime.test_scratch import dead
+from tests.tiny_language import LLAMA, ROWS, write_lines
 from tests.tiny_workload import CPU
 
 WORKLOAD = """
@@ -195,6 +198,48 @@ def test_a_run_with_fewer_steps_than_asked_for_is_compared_to_its_end(tmp_path: 
     assert len(found.losses) == len(found.batches) == 3
     assert found.resumed is True
     assert remarks(found, STEPS) == ["the run has 3 steps, and so many were compared"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "learning"), [("grpo", {}), ("grpo", {"beta": 0.1, "loss": "dapo"}), ("rloo", {}), ("ppo", {})]
+)
+def test_a_model_that_learns_from_rewards_is_compared_by_invented_answers(
+    stage: str, learning: dict[str, object], tmp_path: Path
+) -> None:
+    data = {"train": write_lines(tmp_path / "rows.jsonl", ROWS), "template": "plain", "length": 24}
+    data |= {"evaluation_fraction": 0.2, "cache": str(tmp_path / "cache")}
+    rewards = {"rewards": "exact_match", "max_new_tokens": 8, "answers": 3, **learning}
+    block = {"type": "language_model", "stage": stage, "model": {"config": LLAMA}, "data": data}
+    given = {"workload": {**block, "reinforcement": rewards}, "batch_size": 6, "loop": {"steps": 3}}
+    run, problems = validate({**given, "optimizer": {"name": "sgd", "lr": 0.1}}, [])
+    assert run is not None
+    assert not problems
+    reference, rounding = sides(run)
+    assert len(set(reference.losses)) == len(reference.losses) == 3
+    assert all(norm > 0 for step in reference.gradients for norm, _ in step.values()), "else nothing would be compared"
+    asked = trace(run, CPU, STEPS, resume=True)
+    found = verdicts(run, asked, reference, rounding)
+    assert by_promise(found) == {**ALL, "same evaluation": None}
+    assert "evaluations judge answers of the model's own" in found[3].why
+    assert remarks(reference, 3) == [
+        "the model wrote no answers, since rounding alone can change one: steps learned from stand-ins for them"
+    ]
+    wrong = asked.model_copy(update={"norms": [norm * 1.01 for norm in asked.norms]})
+    assert by_promise(verdicts(run, wrong, reference, rounding))["same curve"] is False
+
+
+@pytest.mark.parametrize(
+    ("length", "words"), [("loop.steps=3", "3 steps"), ("loop.steps=40", "10 steps"), ("", "at most 10 steps")]
+)
+def test_the_steps_of_a_shorter_run_are_announced(
+    length: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config(tmp_path, "nn.LayerNorm(16)", *([length] if length else ["loop.steps=null", "loop.epochs=1"]))
+    found = trace(run, CPU, 2, resume=False)
+    monkeypatch.setattr(prove_run, "start", lambda _: Result(code=0, value=found.model_dump()))
+    lines: list[str] = []
+    prove_run.prove(run, 10, lines.append)
+    assert lines[0] == f"{words} in one process"
 
 
 def test_a_proof_resumes_from_a_checkpoint_that_was_written_in_the_background(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from drivetrain.config.notices import emulation_notice
+from drivetrain.config.precision import PRECISIONS
 from drivetrain.plan.machines import cluster
 from drivetrain.runtime import hardware, native_bfloat16
 from drivetrain.runtime.native_bfloat16 import device_with_bfloat16
@@ -46,15 +49,52 @@ def test_a_processors_flags_decide(
     assert device_with_bfloat16("cpu") == found
 
 
-def test_instructions_that_onednn_may_not_use_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("limit", "found"),
+    [
+        ("AVX2", None),
+        ("avx512_core", None),
+        ("AVX512_CORE_BF16", "cpu"),
+        ("AVX512_CORE_AMX", "cpu"),
+        ("DEFAULT", "cpu"),
+    ],
+)
+def test_instructions_that_onednn_may_not_use_do_not_count(
+    limit: str, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags(f"flags\t\t: {AVX512} avx512_bf16", tmp_path, monkeypatch)
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert device_with_bfloat16() is None
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert device_with_bfloat16() == found
 
 
 def test_a_system_without_cpuinfo_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_bfloat16, "CPU_FLAGS", tmp_path / "absent")
     assert device_with_bfloat16() is None
+
+
+@pytest.mark.parametrize(
+    ("line", "onednn", "native"),
+    [
+        pytest.param(f"flags\t\t: {AVX512} avx512_vnni", True, False, id="oneDNN computes by other instructions"),
+        pytest.param(f"flags\t\t: {AVX512} avx512_bf16", True, True, id="the processor's own instructions"),
+        pytest.param(f"flags\t\t: {AVX512} avx512_bf16", False, False, id="a build of PyTorch that uses none"),
+        pytest.param("cpu\t\t: POWER10", True, True, id="no flags listed, so oneDNN's answer stays"),
+        pytest.param(None, True, True, id="no cpuinfo, so oneDNN's answer stays"),
+    ],
+)
+def test_a_run_finds_bfloat16_native_where_the_flags_do_not_deny_it(
+    line: str | None, onednn: bool, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: onednn)
+    if line is None:
+        monkeypatch.setattr(native_bfloat16, "CPU_FLAGS", tmp_path / "absent")
+    else:
+        flags(line, tmp_path, monkeypatch)
+    machine = hardware.detect("cpu")
+    assert ("bfloat16" in machine.native_dtypes) is native
+    notice = emulation_notice(PRECISIONS["bf16-mixed"], machine)
+    assert (notice is None) is native
+    assert native or f"{machine.device_name} has no bfloat16 arithmetic: products are computed in fp32" in str(notice)
 
 
 def test_this_processor_has_bfloat16_only_where_runs_find_it_native() -> None:

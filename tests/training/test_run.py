@@ -54,6 +54,12 @@ def held(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_each_point_of_the_curve_has_a_rate_the_first_too(trained: Path) -> None:
+    rates = [each["samples_per_second"] for each in read_events(trained / jsonl.FILE_NAME) if each["event"] == "step"]
+    assert len(rates) == 12
+    assert min(rates) > 0
+
+
 def test_an_overwriting_run_that_is_refused_leaves_the_earlier_one(trained: Path, drivetrain: Command) -> None:
     before = held(trained)
     again = ("train", "run.yaml", "output=out", "--overwrite", "--quiet")

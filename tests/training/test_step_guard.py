@@ -128,7 +128,7 @@ class Timeless:
     def step_done(self, _: int) -> None:
         """Nothing is counted."""
 
-    def recent_rate(self) -> float:
+    def recent_rate(self, _: int) -> float:
         return 0.0
 
     def recent_utilisation(self) -> None:

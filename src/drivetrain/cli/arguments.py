@@ -9,12 +9,26 @@ from typing import Annotated
 
 import typer
 
+from drivetrain.cli.console import print_notices
 from drivetrain.config.files import usable_path
 from drivetrain.config.location import store_address
 
 # of a file or folder, which it refuses to take from a text that is no path
 path_argument = functools.partial(typer.Argument, parser=usable_path)
 path_option = functools.partial(typer.Option, parser=usable_path)
+
+
+def note_repeated(overrides: list[str] | None) -> list[str] | None:
+    """Prints a note for each override that a later one makes void; of several ranks the first one prints it."""
+    if overrides and len(overrides) > 1:
+        from drivetrain.config.repeated_overrides import without_effect
+        from drivetrain.launch.external_launcher import OuterLauncher
+
+        outer = OuterLauncher.here()
+        if outer is None or outer.rank == 0:
+            print_notices(without_effect(overrides))
+    return overrides
+
 
 RunFile = Annotated[Path, path_argument(metavar="RUN.YAML", help="Run file.", show_default=False)]
 RunPlace = Annotated[Path, path_argument(metavar="RUN", help="Run file, or the folder of a run.", show_default=False)]
@@ -27,7 +41,8 @@ ModelPlace = Annotated[
     ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides, e.g. precision=bf16-mixed lr=3e-4.")
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Overrides, e.g. precision=bf16-mixed lr=3e-4.", callback=note_repeated),
 ]
 CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, last, or a checkpoint folder.")]
 TrustOption = Annotated[bool, typer.Option("--trust", help="Run Python that the run.yaml of a run's folder names.")]

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from drivetrain.cli.arguments import example, here, path_argument, path_option, run_file_here
+from drivetrain.cli.arguments import example, here, note_repeated, path_argument, path_option, run_file_here
 from drivetrain.cli.console import errors, print_notices, wide
 from drivetrain.cli.console import output as screen
 from drivetrain.cli.program import Program
@@ -27,7 +27,9 @@ checkpoint = Program(
 )
 
 Folder = Annotated[Path, path_argument(metavar="PATH", help="A folder step-..., or a run's.", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="With --run: overrides.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="With --run: overrides.", callback=note_repeated)
+]
 
 
 @checkpoint.command(epilog=example("drivetrain checkpoint inspect runs/digits"))

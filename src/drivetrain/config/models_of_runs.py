@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,8 @@ DATA = "data"
 LINKS = ("best", "last")  # to checkpoints, in a run's folder; the first is missing where nothing was evaluated
 OF_ADAPTER = "adapter_config.json"
 FILES = ("config.json", OF_ADAPTER)  # one of which the folder of a model, or of an adapter, has
+# names of folders within a run's, which say nothing about the run
+WITHIN_A_RUN = re.compile(r"best|last|checkpoints|(step|checkpoint)-\d+|exports?|exported|\.{0,2}")
 
 
 def with_checkpoints(block: Block) -> Block:
@@ -36,6 +39,13 @@ def _replaced(value: Any, names_a_model: bool) -> Any:
         found = [_replaced(each, names_a_model) for each in value]
         return found if any(a is not b for a, b in zip(found, value, strict=True)) else value
     return checkpoint_of_run(value) if names_a_model and isinstance(value, str) else value
+
+
+def name_of(place: str) -> str:
+    """Returns the name of the run that the folder of a model lies in, as far as its path shows it: "a" of
+    runs/a/checkpoints/step-00000020, runs/a/best and runs/a/export. Elsewhere the last part of the path or hub id."""
+    parts = re.split(r"[/\\]+", place.rstrip("/\\"))
+    return next((part for part in reversed(parts) if not WITHIN_A_RUN.fullmatch(part)), parts[-1])
 
 
 def checkpoint_of_run(place: str, files: Sequence[str] = FILES) -> str:

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from drivetrain.config.adapter import Adapter
 from drivetrain.config.base import Frozen, PathOrId, decides_memory, doc
 from drivetrain.config.generation import Generation
+from drivetrain.config.models_of_runs import name_of
 from drivetrain.config.reference import ReferenceBlock, reference_problems
 from drivetrain.config.rollout_server import RolloutServer, as_server, server_problems
 from drivetrain.errors import Problem
@@ -100,8 +101,7 @@ class Reward(Frozen):
     def label(self) -> str:
         if self.name is not None:
             return self.name
-        given = self.use or self.model or ""
-        return given.replace(":", ".").rpartition(".")[2] if self.use else given.rstrip("/").rpartition("/")[2]
+        return self.use.replace(":", ".").rpartition(".")[2] if self.use else name_of(self.model or "")
 
     @property
     def import_path(self) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from drivetrain.errors import OutOfMemory, PeerError, Problem, RankError, RunError, UserError
 from drivetrain.launch.job import Result
@@ -20,6 +20,8 @@ _GLOO = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pip
 
 
 class RankOutcome(BaseModel):
+    model_config = ConfigDict(ser_json_inf_nan="constants")  # a result may hold NaN, which would be read back as None
+
     rank: int
     kind: Kind
     time: float  # by time.monotonic, one clock for all of a machine: the first failure is the cause of the others

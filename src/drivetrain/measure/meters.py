@@ -63,7 +63,7 @@ class Meters:
         self._stopwatch, self._throughput = stopwatch, Throughput()
         self._sampler = UtilisationSampler(self._device)
         self._recent_memory = RecentMemory(self._device)
-        self._steps = 0
+        self._steps, self._is_timed = 0, False  # whether the step under way is in the rate already
         self._elements = self.samples = 0  # of steady and other steps alike, for the share of elements a sample
         self._flops_per_element: float | None = None
         self._sent: dict[str, int] | None = None
@@ -161,16 +161,25 @@ class Meters:
 
     def step_done(self, samples: int) -> None:
         """Records the end of a step. Evaluation and saving are not counted into the rate."""
+        if not self._is_timed:
+            self._time(samples)
+        self._is_timed = False
+        self._steps += 1
+        self.samples += samples
+
+    def _time(self, samples: int) -> None:
         now = time.perf_counter()
         seconds = now - self._mark - self._aside
         steady = self._steps >= WARM_UP_STEPS and not (self._instrument and self._steps == INSTRUMENTED_STEP)
         self._throughput.add(samples, seconds, steady=steady)
         self._mark, self._aside = now, 0.0
-        self._steps += 1
-        self.samples += samples
 
-    def recent_rate(self) -> float:
-        """Returns the samples a second since the last call."""
+    def recent_rate(self, samples: int) -> float:
+        """Returns the samples a second since the last call, the step that is under way included. samples: its own,
+        whose update is made; 0 between steps. What follows until `step_done` counts into the next step's time."""
+        if samples:
+            self._time(samples)
+            self._is_timed = True
         return self._throughput.recent()
 
     def recent(self) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.training.workload_rules import best_metric
 from drivetrain.workloads.base import Samples
 from drivetrain.workloads.build import build_workload
+from drivetrain.workloads.generating import JudgesAnswers, MakesSamples
 
 ROW = 2**20  # elements whose direction is drawn; each further row takes the same, times a number of its own
 EVALUATION_BATCHES = 16  # and a ragged one, over all ranks
@@ -54,6 +55,8 @@ class Trace(BaseModel):
     engaged: list[dict[str, Any]]  # of each rank
     dropouts: int
     batch_norms: int
+    makes_samples: bool  # the model would make samples: steps learned from invented ones
+    judges_answers: bool  # evaluations would judge answers of the model
     resumed: bool | None  # whether a save, a fresh start and a resume in the middle led to the same bits
 
 
@@ -84,6 +87,20 @@ class _Recorded:
     def load(self, index: int, epoch: int) -> Any:
         self.asked.append(index)
         return self._samples.load(index, epoch)
+
+
+class _Invented:
+    """Samples that the model would make: what it makes depends on rounding, so that no two engines could be compared
+    by it."""
+
+    def __init__(self, workload: MakesSamples) -> None:
+        self._workload, self._prompts = workload, workload.train
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def load(self, index: int, epoch: int) -> Any:
+        return self._workload.invented(self._prompts.load(index, epoch), index)
 
 
 class _RecordedStream(_Recorded, Endless):
@@ -118,9 +135,11 @@ class _Tracer:
         self._ranks = Communicator()
         inner = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
         self._train = inner.train
-        self._samples = _RecordedStream(inner.train) if isinstance(inner.train, Endless) else _Recorded(inner.train)
+        self._makes_samples, self._judges = isinstance(inner, MakesSamples), isinstance(inner, JudgesAnswers)
+        samples = _Invented(inner) if isinstance(inner, MakesSamples) else inner.train
+        self._samples = _RecordedStream(samples) if isinstance(samples, Endless) else _Recorded(samples)
         evaluation = None
-        if inner.evaluation is not None:
+        if inner.evaluation is not None and not self._judges:
             # as many on any number of ranks
             number = EVALUATION_BATCHES * run.evaluation_batch + run.evaluation_batch // 2 + 1
             evaluation = _First(inner.evaluation, number)
@@ -143,6 +162,8 @@ class _Tracer:
             engaged=self._ranks.all_gather(asdict(engine.engaged())),
             dropouts=self._workload.dropouts,
             batch_norms=self._workload.batch_norms,
+            makes_samples=self._makes_samples,
+            judges_answers=self._judges,
             resumed=None,
         )
         with self._aside() as root:

@@ -47,6 +47,10 @@ def remarks(reference: Trace, steps: int) -> list[str]:
     found = []
     if len(reference.losses) < steps:
         found.append(f"the run has {len(reference.losses)} steps, and so many were compared")
+    if reference.makes_samples:
+        found.append(
+            "the model wrote no answers, since rounding alone can change one: steps learned from stand-ins for them"
+        )
     if reference.dropouts:
         found.append(
             f"dropout ({reference.dropouts} modules) was switched off: each rank draws masks of its own, so in the "
@@ -132,7 +136,8 @@ def _each_sample_once(asked: Trace, reference: Trace) -> Verdict:
 
 def _evaluation(precision: Precision, asked: Trace, reference: Trace) -> Verdict:
     if asked.evaluation is None or reference.evaluation is None:
-        return Verdict("same evaluation", None, "there are no evaluation data")
+        own = "evaluations judge answers of the model's own, which rounding alone can change: it was not compared"
+        return Verdict("same evaluation", None, own if asked.judges_answers else "there are no evaluation data")
     allowed = LEAST[precision.compute]
     for name, theirs in reference.evaluation.items():
         ours = asked.evaluation[name]

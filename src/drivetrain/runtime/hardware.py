@@ -14,6 +14,7 @@ import torch
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.packages import installed
+from drivetrain.runtime.native_bfloat16 import cpu_has_bfloat16
 
 
 def detect(device: str = "auto") -> Machine:
@@ -76,8 +77,9 @@ def _cuda() -> Machine:
 
 def _cpu() -> Machine:
     native = {"float32"}
-    # oneDNN's own answer: whether it has kernels for this CPU's instructions (AVX-512 BF16/FP16, AMX, Arm BF16)
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    # oneDNN's own answer: whether it has kernels for this CPU's instructions (AVX-512 BF16/FP16, AMX, Arm BF16). Its
+    # kernels for AVX-512 without BF16 take 4 times as long as fp32's, so the processor's flags have to agree
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported() and cpu_has_bfloat16() is not False:
         native.add("bfloat16")
     if torch.ops.mkldnn._is_mkldnn_fp16_supported():
         native.add("float16")

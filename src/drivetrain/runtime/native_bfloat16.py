@@ -15,6 +15,7 @@ AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
 X86 = ("avx512_bf16", "amx_bf16")
 ARM = "bf16"
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # variables that forbid oneDNN a processor's newer instructions
+TOO_LOW = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"})
 
 
 def device_with_bfloat16(device: str = "auto") -> str | None:
@@ -30,7 +31,23 @@ def device_with_bfloat16(device: str = "auto") -> str | None:
         machine = detect(device)
         if machine.device == "cuda":
             return machine.device if "bfloat16" in machine.native_dtypes else None
-    return "cpu" if _cpu_has_bfloat16() else None
+    return "cpu" if cpu_has_bfloat16() else None
+
+
+def cpu_has_bfloat16() -> bool | None:
+    """Returns whether the processor's flags name instructions for products in bfloat16 that oneDNN may use; None where
+    there are no flags to read (macOS, Windows)."""
+    try:
+        lines = CPU_FLAGS.read_text().splitlines()
+    except OSError:
+        return None
+    named = (line.partition(":") for line in lines)
+    flags = {flag for name, _, value in named if name.strip() in ("flags", "Features") for flag in value.split()}
+    if not flags:
+        return None
+    if any(os.environ.get(name, "").upper() in TOO_LOW for name in LIMITS):
+        return False
+    return ARM in flags or (flags >= AVX512 and not flags.isdisjoint(X86))
 
 
 def _has_gpu_driver() -> bool:
@@ -42,15 +59,3 @@ def _has_gpu_driver() -> bool:
         ctypes.CDLL("libcuda.so.1")
         return True
     return False
-
-
-def _cpu_has_bfloat16() -> bool:
-    if any(name in os.environ for name in LIMITS):
-        return False
-    try:
-        lines = CPU_FLAGS.read_text().splitlines()
-    except OSError:
-        return False
-    named = (line.partition(":") for line in lines)
-    flags = {flag for name, _, value in named if name.strip() in ("flags", "Features") for flag in value.split()}
-    return ARM in flags or (flags >= AVX512 and not flags.isdisjoint(X86))

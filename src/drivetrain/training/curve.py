@@ -81,10 +81,11 @@ class Curve:
         self._newest = pending[-1]
         return losses[-1], norms[-1], others
 
-    def flush(self, elapsed: Callable[[], float]) -> None:
+    def flush(self, elapsed: Callable[[], float], samples: int = 0) -> None:
         """Reads the pending numbers, notes the time, and reports the newest step unless the training left it out.
 
         elapsed: returns the seconds of the run. It is asked once the numbers are there, which waits for the device.
+        samples: those of the step under way; 0 between steps.
         """
         numbers = self.read([float(self._tokens or 0), *self._own_share()])
         self._progress.elapsed_seconds = elapsed()
@@ -110,7 +111,7 @@ class Curve:
                 skipped_steps=progress.skipped,
                 samples=progress.samples,
                 tokens=None if self._tokens is None else progress.tokens,
-                samples_per_second=around.meters.recent_rate(),
+                samples_per_second=around.meters.recent_rate(samples),
                 elapsed_seconds=progress.elapsed_seconds,
                 terms=progress.terms,
                 utilisation=shares[0] if shares and math.isfinite(shares[0]) else None,

@@ -86,7 +86,7 @@ def train(
         progress.elapsed_seconds = elapsed()
         due = _due(run, progress, total_steps, steps_per_epoch, around)
         if due.any or progress.step % run.tracking.log_every == 0:
-            curve.flush(elapsed)
+            curve.flush(elapsed, len(window.indices))
         elif watch.refused(progress.step):
             curve.read()
         _evaluate_and_save(engine, run, progress, around, due)

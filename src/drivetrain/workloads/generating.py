@@ -127,6 +127,12 @@ class MakesSamples(Workload):
         """Returns samples as many, and each as large, as may be made of these prompts: memory is planned with them."""
         return prompts
 
+    def invented(self, prompt: Any, number: int) -> Any:
+        """Returns a sample, as `collate` takes it, in place of one that the model would make of the prompt: a function
+        of the prompt and its number alone, with a loss and a gradient. Engines are compared with them."""
+        del number
+        return prompt
+
     def keep_made(self, step: int, samples: list[Any]) -> None:
         """Receives the samples of all ranks, made at this step."""
         self.made_at, self.made = step, samples

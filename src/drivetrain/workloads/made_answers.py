@@ -53,6 +53,22 @@ def longest_answer(prompt: PromptSample, most: int) -> Made:
     return {"ids": torch.from_numpy(ids), "prompt": len(prompt.ids), "advantage": 0.0, "learned": 1}
 
 
+def invented_answer(prompt: PromptSample, number: int, most: int) -> Made:
+    """Returns an answer that no model made, of up to `most` of the prompt's own tokens, with an advantage: a function
+    of `number` alone. The log-probabilities before the update are those that the update finds."""
+    generator = np.random.default_rng(number)
+    count = int(generator.integers(1, most, endpoint=True))
+    ids = np.concatenate([prompt.ids, generator.choice(prompt.ids, count)])
+    return {
+        "ids": torch.from_numpy(ids.astype(np.int32)),
+        "prompt": len(prompt.ids),
+        "advantage": float(generator.standard_normal()),
+        "learned": 1,
+        "old": torch.full((count,), torch.nan),
+        "reference": torch.from_numpy(generator.uniform(-12.0, -2.0, count).astype(np.float32)),
+    }
+
+
 def sample_of(made: Made) -> Sample:
     """Returns ids, and whether each is learned from."""
     ids = made["ids"].numpy()

@@ -36,6 +36,7 @@ from drivetrain.workloads.made_answers import (
     correction_of,
     draw_of,
     drawn_answers,
+    invented_answer,
     judged_answer,
     longest_answer,
     made_of,
@@ -78,8 +79,8 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Returns the batch of answers, and their `columns`, fp32, shaped as targets. A prompt stands for one with the
         longest answer allowed, which memory is measured with."""
-        longest = self._learning.max_new_tokens
-        made = [longest_answer(each, longest) if isinstance(each, PromptSample) else each for each in samples]
+        most = self._learning.max_new_tokens
+        made = [longest_answer(each, most) if isinstance(each, PromptSample) else each for each in samples]
         batch = self._laid_out([sample_of(each) for each in made], shared(made) if self.shares_prompts else None)
         places = (batch["targets"] != IGNORED).flatten()
         for name in (*self.columns, *([CORRECTION] if self._learning.corrects else [])):
@@ -90,6 +91,9 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
 
     def stand_ins(self, prompts: Sequence[Any]) -> Sequence[Any]:
         return [prompt for prompt in prompts for _ in range(self._each)]
+
+    def invented(self, prompt: Any, number: int) -> Any:
+        return invented_answer(prompt, number, self._learning.max_new_tokens)
 
     def shown(self, sample: Any) -> str:
         return str(self._reader.tokenizer.decode(sample.ids.tolist(), clean_up_tokenization_spaces=False))
@@ -161,7 +165,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
 
     def make_samples(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> Sequence[Sequence[Any]]:
         passes.once(self._rewarding.start)
-        each, count = self._each, len(prompts)
+        each = self._each
         own = [draw_of(draw, number) for draw in draws for number in range(each)]
         asked = [self._prompt(prompt) for prompt in prompts for _ in range(each)]
         answers = self._answered(asked, own, passes, self._learning.drawing, prompts)
@@ -174,7 +178,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
             sample.update(known)
             if self._learning.corrects:
                 sample[CORRECTION] = correction_of(sample, self._learning)
-        return [made[place * each : (place + 1) * each] for place in range(count)]
+        return [made[place : place + each] for place in range(0, len(made), each)]
 
     @property
     def _compares_with_old(self) -> bool:
@@ -193,13 +197,12 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         prompts: Sequence[PromptSample],
     ) -> list[Answered]:
         """Returns an answer to each; those that the journal has are not made again."""
-        each = len(asked) // max(1, len(prompts))
-        answers = []
+        answers, each = [], len(asked) // max(1, len(prompts))
         for number, (drawn, key) in enumerate(drawn_answers(asked, draws, drawing, passes)):
             ids, ended = drawn.tokens, drawn.tokens[-1] in self.ends
             text = self.decoded(ids[:-1] if ended else ids)
-            found = Answered(asked[number], tuple(ids), text, not ended, key, number // each, tuple(drawn.logprobs))
-            answers.append(found)
+            logprobs = tuple(drawn.logprobs)
+            answers.append(Answered(asked[number], tuple(ids), text, not ended, key, number // each, logprobs))
         return answers
 
     def _scores(self, answers: Sequence[Answered], passes: Making) -> dict[str, list[float]]:
@@ -213,8 +216,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         if not self._reward_models:
             return {}
         rows = passes.each([made_of(each, {}, masks_truncated=False) for each in answers], scored)
-        names = [each.reward.label for each in self._reward_models]
-        return {name: [row[number] for row in rows] for number, name in enumerate(names)}
+        return {model.reward.label: [row[n] for row in rows] for n, model in enumerate(self._reward_models)}
 
     def _whole(self, batch: Batch) -> list[Tensor]:
         """Returns the ids of each answer with its prompt; its tokens are all targets."""

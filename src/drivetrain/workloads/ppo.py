@@ -59,6 +59,7 @@ class PpoWorkload(PolicyWorkload):
         policy, values, owner, lengths = self._with_values(model, batch, context)
         places = places_of_targets(batch["targets"])
         advantage, old, _, before, returns = (batch[name].flatten()[places] for name in self.columns)
+        old = torch.where(old.isnan(), policy.detach(), old)  # of invented answers
         bound = self._learning.value_clip
         near = before + (values - before).clamp(-bound, bound)
         errors = torch.maximum((values - returns).square(), (near - returns).square()) / 2
@@ -78,6 +79,10 @@ class PpoWorkload(PolicyWorkload):
         values = context.auxiliary[VALUE](hidden)[:, 0].float()
         owner = self._sample_of(batch).flatten()[places]
         return -losses, values, owner, numbers_of(owner, self._count(batch))
+
+    def invented(self, prompt: Any, number: int) -> Any:
+        made = super().invented(prompt, number)
+        return {**made, RETURNS: torch.linspace(-1.0, 1.0, len(made["old"]))}
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
