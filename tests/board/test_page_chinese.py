@@ -170,6 +170,20 @@ max_position_embeddings)
     assert "字段 workload.data.max_length：max_length（1024）超过模型的上下文长度" in said
 
 
+@pytest.mark.parametrize(
+    ("message", "translated"),
+    [
+        ("short of 3.2 GiB, most of it activations", "内存缺 3.2 GiB"),
+        ("there are no evaluation data: none are held out; workload.data.evaluation gives some", "没有评估数据"),
+    ],
+)
+def test_why_a_plan_does_not_fit_and_what_a_run_lacks_is_translated(
+    chinese: Any, message: str, translated: str
+) -> None:
+    said = chinese.evaluate("async (text) => (await import('./static/js/language.js')).said(text)", message)
+    assert said == translated
+
+
 def test_each_message_that_is_translated_is_one_that_the_server_has() -> None:
     """Their literal parts stand in the sources: a message that is worded anew is translated anew."""
     sources = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
