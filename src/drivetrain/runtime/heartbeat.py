@@ -14,7 +14,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 import psutil
+
+from drivetrain.runtime.frames import other_frames
 
 BEAT_SECONDS = 1.0
 SHOWN = 6  # samples of a batch
@@ -193,17 +194,6 @@ def _childrens_work(thread: int) -> float:
                 fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
                 ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def other_frames() -> dict[int, FrameType]:
-    """Returns the frame that each other thread executes, by the thread's id.
-
-    With this thread's own frame the mapping would be part of a circle (the frame holds the mapping it is in), which
-    keeps all frames, with the tensors that their functions have long left, until Python collects circles.
-    """
-    frames = sys._current_frames()
-    del frames[threading.get_ident()]
-    return frames
 
 
 def _steps(frame: FrameType | None) -> tuple[tuple[int, int], ...]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from drivetrain.runtime.frames import all_frames
 from drivetrain.runtime.heartbeat import WORKING
 
 # torch's own records of what each group was asked for last, where it was built with them: gloo's and NCCL's
@@ -78,7 +79,7 @@ class Standing:
 
 def standing(main: int, is_recorded: bool = True) -> Standing:
     """Returns this process's state. main: the training thread. is_recorded: read torch's recorder too."""
-    frames = sys._current_frames()
+    frames = all_frames()
     try:
         stack = traceback.extract_stack(frames[main]) if main in frames else []
         stacks = "".join(_stack(thread, main, frames) for thread in threading.enumerate())
@@ -86,7 +87,7 @@ def standing(main: int, is_recorded: bool = True) -> Standing:
         found = replace(_of_stack(stack, stacks), pending=pending, begun=begun, children=_stuck_children())
         return replace(found, writes=_writes(main, frames, any(each.on_gpu for each in pending)))
     finally:
-        frames.clear()  # it holds this call's frame, which holds it: a circle, with the tensors of all frames in it
+        frames.clear()
 
 
 def read_stacks(text: str) -> Standing:
