@@ -2,7 +2,7 @@
 
 PyTorch has two such libraries, oneDNN and Intel's MKL. MKL packs fp32 alone and is quick on Intel's processors: there
 (a Xeon of Cascade Lake, two cores) the products of a step of 8 rows took 2.4 ms by it, 4.1 by oneDNN and 3.8 by the
-weights as they lie (bench/prepacked.py). The choice depends on nothing but the processor and the dtype, so that a run
+weights as they lie. The choice depends on nothing but the processor and the dtype, so that a run
 that is resumed computes the same bits.
 """
 
