@@ -17,6 +17,7 @@ from drivetrain.config.engines import DdpEngine, FsdpEngine, SingleEngine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder, RepeatedOrder
+from drivetrain.data.ordered_cuts import OrderedSizes
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
@@ -131,6 +132,44 @@ def test_two_ranks_make_and_learn_what_one_process_does_and_resume_to_the_bit(
     assert [*first[0], *second[0]] == pytest.approx([*alone[0], *later[0]], rel=1e-5)
     assert again == second
     assert same
+
+
+class Sized(Drawn):
+    """The same, of samples that have tokens: as many as their label and one."""
+
+    def made_sizes(self, samples: Sequence[Any]) -> OrderedSizes:
+        tokens = np.array([int(label) + 1 for _, label in samples], dtype=np.int64)
+        return OrderedSizes(tokens, np.zeros_like(tokens), packed=True)
+
+
+def cut_by_tokens(most: int | None) -> tuple[list[float], list[list[int]]]:
+    """The losses of two steps, and the tokens of each micro-batch, on this rank."""
+    ranks, work = Communicator(), Sized()
+    engine = tiny_engine(work, config=DdpEngine() if ranks.world > 1 else SingleEngine(), devices=ranks.world)
+    order = RepeatedOrder(GlobalOrder(len(work.train), BATCH, seed=1), UPDATES)
+    mine, losses, tokens = Slice(engine.data_rank, engine.data_world, 99, most_made=most), [], []
+    for window in windows_of(run_config(), work, engine, order, range(2), mine):
+        losses.append(engine.summed(engine.forward_backward(window.micro_batches)).item())
+        engine.optimizer_step(1.0)
+        pieces = [[work.made[int(window.indices[place])] for place in each.positions] for each in window.micro_batches]
+        tokens.append([int(work.made_sizes(piece).tokens.sum()) for piece in pieces])
+    engine.close()
+    return losses, tokens
+
+
+def test_samples_that_were_made_are_cut_by_their_tokens_with_the_same_losses(
+    ranks: Callable[[int], RankPool],
+) -> None:
+    (whole, one), (cut, several) = cut_by_tokens(None), cut_by_tokens(6)
+    assert [len(each) for each in one] == [1, 1]
+    assert all(len(each) > 1 and max(each) <= 6 for each in several)
+    assert list(map(sum, several)) == list(map(sum, one)), "none is left out"
+    assert cut == pytest.approx(whole, rel=1e-6)
+    first, second = ranks(2).run(cut_by_tokens, 6)
+    assert first[0] == pytest.approx(whole, rel=1e-5)
+    assert [len(each) for each in first[1]] == [len(each) for each in second[1]], "ranks have as many"
+    assert max(map(max, [*first[1], *second[1]])) <= 6
+    assert [sum(one) + sum(other) for one, other in zip(first[1], second[1], strict=True)] == list(map(sum, one))
 
 
 def test_fewer_samples_than_updates_are_refused_with_their_numbers() -> None:

@@ -6,15 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
+from drivetrain.data.micro_batches import Slice
 from drivetrain.models.packed_attention import PackedAttention
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.auto_settings import settle_rows
+from drivetrain.training.batching import slice_of
+from drivetrain.training.windows import _cut, stand_in_window
+from drivetrain.training.workload_rules import check_workload
 from drivetrain.workloads.build import build_workload
 from drivetrain.workloads.loss_contract import NO_CONTEXT
 from drivetrain.workloads.policy import PolicyWorkload
@@ -36,7 +41,7 @@ def run_of(folder: Path, stage: str = "dpo", model: Any = LLAMA, **more: Any) ->
     block = {"type": "language_model", "stage": stage, "model": {"config": model, **more.pop("options", {})}}
     block["preference"] = more.pop("preference", {})
     if stage == "grpo":
-        block["reinforcement"] = REWARDED
+        block["reinforcement"] = REWARDED | more.pop("reinforcement", {})
     given = {"workload": {**block, "data": data}, "batch_size": 4, "loop": {"steps": 1}, "output": str(folder / "run")}
     return RunConfig.model_validate({**given, **more})
 
@@ -171,6 +176,36 @@ def test_answers_of_a_group_share_their_prompt_and_are_found_whole_again(tmp_pat
     assert len(begins(batch["position_ids"][0])) == len(samples)
     for name, value in found[0].items():
         assert value.item() == pytest.approx(found[1][name].item(), rel=1e-5), name
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_answers_that_were_made_are_cut_by_the_tokens_that_their_batches_have(shares: bool, tmp_path: Path) -> None:
+    work: PolicyWorkload = policy_cases.workload(tmp_path)
+    policy_cases.built(work)
+    work.shares_prompts, work.made, most = shares, grouped(), 24
+    mine = Slice(0, 1, len(work.made), most_made=most)
+    window, largest = _cut(work, work.made, np.arange(len(work.made)), mine)
+    sizes = [each.tensors["input_ids"].numel() for each in window]
+    assert len(sizes) == (3 if shares else 4)
+    assert max(sizes) <= most
+    assert largest == max(len(each.positions) for each in window if each.positions is not None)
+
+
+def test_on_a_cpu_long_answers_run_in_parts_and_a_bound_in_tokens_is_taken(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "grpo", reinforcement={"max_new_tokens": 900}, batch_size=2)
+    work: Any = settled(run)
+    assert bounds_met(run, work) == (2048, [2, 2, 2, 2])
+    bounded = run.model_copy(update={"micro_batch_tokens": 4000})
+    check_workload(bounded, work)
+    assert bounds_met(bounded, work) == (4000, [4, 4])
+    assert bounds_met(run.model_copy(update={"micro_batch_size": 8}), work) == (None, [8])
+
+
+def bounds_met(run: RunConfig, work: Any) -> tuple[int | None, list[int]]:
+    """The bound in tokens, and the answers of each micro-batch of a step whose answers are as long as allowed."""
+    mine = slice_of(run, CPU, work, 0, 1)
+    window = stand_in_window(work, work.order(2, 0, by_epochs=False), mine)
+    return mine.most_made, [0 if each.positions is None else len(each.positions) for each in window.micro_batches]
 
 
 def grouped() -> list[dict[str, Any]]:

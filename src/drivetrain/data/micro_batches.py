@@ -47,12 +47,15 @@ class Slice:
     """One rank's part of each global batch, in micro-batches of at most micro_batch_size samples.
 
     All ranks get as many; where a ragged batch leaves a rank short of a sample, one may be empty.
+
+    most_made: tokens of a micro-batch of samples that the model makes, whose lengths are known only then.
     """
 
     data_rank: int
     data_world: int
     micro_batch_size: int
     lengths: Lengths | None = None
+    most_made: int | None = None
 
     def pieces(self, indices: np.ndarray) -> list[np.ndarray]:
         """Returns the samples of each micro-batch, from a global batch of these samples."""

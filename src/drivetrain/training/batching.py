@@ -43,16 +43,16 @@ def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine
 
 def slice_of(config: RunConfig, machine: Machine, workload: Workload, data_rank: int, data_world: int) -> Slice:
     """Returns how a data rank cuts its part out of each global batch."""
-    lengths = None
+    lengths, most = None, packed_tokens(config, machine, workload.packs) if workload.splits_batches else None
     if workload.lengths is not None and workload.splits_batches:
         lengths = Lengths(
             np.asarray(workload.lengths),
             micro_batch_tokens(config, machine),
             workload.packs,
-            packed_tokens(config, machine, workload.packs),
+            most,
             workload.rows if workload.packs else None,
         )
-    return Slice(data_rank, data_world, config.micro_batch, lengths)
+    return Slice(data_rank, data_world, config.micro_batch, lengths, most)
 
 
 def check_shares(order: Order, mine: Slice, engine: Engine, communicator: Communicator) -> None:

@@ -16,6 +16,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import MicroBatch, Window, training_windows
 from drivetrain.data.micro_batches import Slice, rank_share
 from drivetrain.data.order import Order
+from drivetrain.data.ordered_cuts import fewest_pieces, ordered_pieces
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import restore_rng_state, rng_state, seed_everything
 from drivetrain.engines.base import Engine
@@ -106,15 +107,28 @@ def _cut(
     workload: MakesSamples, samples: Sequence[object], indices: np.ndarray, mine: Slice
 ) -> tuple[list[MicroBatch], int]:
     """Returns this rank's micro-batches, and the number of samples of the largest."""
-    pieces = Slice(mine.data_rank, mine.data_world, mine.micro_batch_size).positions(indices)
+    ranks = range(mine.data_world)
+    shares = [rank_share(np.arange(len(indices)), rank, mine.data_world) for rank in ranks]
     if workload.shares_prompts:  # those of one prompt together
-        share = np.concatenate(pieces)
-        share = share[np.argsort(indices[share], kind="stable")]
-        pieces = np.split(share, np.cumsum([len(piece) for piece in pieces])[:-1])
+        shares = [share[np.argsort(indices[share], kind="stable")] for share in shares]
+    pieces = _pieces(workload, [[samples[int(indices[place])] for place in share] for share in shares], mine)
+    pieces = [shares[mine.data_rank][piece] for piece in pieces]
     own = [indices[piece] if len(piece) else indices[:1] for piece in pieces]
     tensors = [workload.collate([samples[int(index)] for index in each]) for each in own]
     window = [MicroBatch(batch, len(piece) > 0, piece) for batch, piece in zip(tensors, pieces, strict=True)]
     return window, max(map(len, pieces))
+
+
+def _pieces(workload: MakesSamples, shares: Sequence[Sequence[object]], mine: Slice) -> list[np.ndarray]:
+    """Returns the places, in this rank's share, of each micro-batch's samples: of as many on each rank. shares: each
+    rank's samples."""
+    own, most, bound = shares[mine.data_rank], mine.most_made, mine.micro_batch_size
+    sizes = None if most is None else [workload.made_sizes(share) for share in shares]
+    if most is None or sizes is None or None in sizes:
+        return np.array_split(np.arange(len(own)), -(-max(map(len, shares)) // bound))
+    known = [each for each in sizes if each is not None]
+    count = max(fewest_pieces(each, bound, most) for each in known)
+    return ordered_pieces(known[mine.data_rank], count, bound, most)
 
 
 def _made(

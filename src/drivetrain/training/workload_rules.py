@@ -83,7 +83,7 @@ def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:
             f"{given} < the batch ({batch}), but this loss does not decompose over samples",
             "leave micro_batch_size out",
         )
-    if run.micro_batch_tokens is not None and workload.lengths is None:
+    if run.micro_batch_tokens is not None and workload.lengths is None and not _makes_texts(workload):
         why = "the lengths of samples are not known before they are read, or all are the same"
         yield Problem("micro_batch_tokens", why, "give micro_batch_size instead")
     if not workload.splits_batches and run.data_parallel_size > 1:
@@ -96,6 +96,11 @@ def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:
     elif not workload.splits_batches and run.micro_batch_size is None and run.micro_batch < batch:
         why = f"{run.engine.label} cuts the batch into micro-batches, but this loss does not decompose over samples"
         yield Problem("engine.pp", why, "leave pp out")
+
+
+def _makes_texts(workload: Workload) -> bool:
+    """Returns whether samples have tokens that can be counted once the model has made them."""
+    return isinstance(workload, MakesSamples) and workload.made_sizes([]) is not None
 
 
 def _loss(run: RunConfig, workload: Workload) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from drivetrain.config.generation import Generation
 from drivetrain.config.rollout_server import RolloutServer
+from drivetrain.data.ordered_cuts import OrderedSizes
 from drivetrain.runtime.journal import Journal
 from drivetrain.workloads.base import Batch, Samples, Workload
 from drivetrain.workloads.loss_contract import LossContext
@@ -117,6 +118,12 @@ class MakesSamples(Workload):
         Made of tensors, numbers, strings, lists, tuples and dicts, the forms of a checkpoint. draws: a number for each
         prompt, which seeds its random draws: a function of the seed, the step and its place in the batch.
         """
+
+    def made_sizes(self, samples: Sequence[Any]) -> OrderedSizes | None:
+        """Returns how many tokens each of the samples has in a batch of them in this order; None: samples have no
+        tokens, so that a bound in tokens bounds nothing."""
+        del samples
+        return None
 
     def start_processes(self, keep: bool) -> None:
         """Starts the processes beside the run that `make_samples` asks. Raises UserError for what cannot run in them: a

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from drivetrain.config.generation import Generation
-from drivetrain.config.reinforcement import Reinforcement
+from drivetrain.config.reinforcement import RLOO, Reinforcement
 from drivetrain.data.language.samples import PromptSample, Sample
+from drivetrain.data.ordered_cuts import OrderedSizes
+from drivetrain.workloads.advantages import advantages
 from drivetrain.workloads.generating import OF_REWARD, Drawn, JudgedAnswer, Making, Prompt
 from drivetrain.workloads.rewarding import Answered
 
@@ -47,8 +49,13 @@ def judged_answer(answer: Answered, values: Mapping[str, Any]) -> JudgedAnswer:
     return JudgedAnswer({"reward": values["reward"], **single, **of_answer}, values["failures"])
 
 
-def longest_answer(prompt: PromptSample, most: int) -> Made:
-    """Returns a stand-in for an answer of `most` tokens."""
+def with_answers(samples: Sequence[Made | PromptSample], most: int) -> list[Made]:
+    """Returns answers as they are. A prompt stands for one with an answer of `most` tokens, which memory is measured
+    with."""
+    return [_longest_answer(each, most) if isinstance(each, PromptSample) else each for each in samples]
+
+
+def _longest_answer(prompt: PromptSample, most: int) -> Made:
     ids = np.concatenate([prompt.ids, np.zeros(most, dtype=np.int32)])
     return {"ids": torch.from_numpy(ids), "prompt": len(prompt.ids), "advantage": 0.0, "learned": 1}
 
@@ -84,6 +91,22 @@ def shared(answers: Sequence[Made]) -> list[int]:
         same = size == before["prompt"] and torch.equal(each["ids"][:size], before["ids"][:size])
         found.append(size - 1 if same else 0)
     return found
+
+
+def sizes_of(answers: Sequence[Made], shares: bool, packed: bool) -> OrderedSizes:
+    """Returns how many tokens the answers have in a batch, with their prompts. shares: whether those to one prompt
+    hold it once."""
+    tokens = np.array([len(each["ids"]) for each in answers], dtype=np.int64)
+    return OrderedSizes(tokens, np.array(shared(answers)) if shares else np.zeros_like(tokens), packed)
+
+
+def with_advantages(answers: Sequence[Made], rewards: Tensor, learning: Reinforcement, stage: str) -> list[Made]:
+    """Returns the answers with how much better each was rewarded than its group. rewards: (groups, answers)."""
+    if stage == RLOO and learning.beta:  # Ahmadian et al. 2024, equation 3
+        divergence = [float((each["old"] - each["reference"]).sum()) for each in answers]
+        rewards = rewards - learning.beta * torch.tensor(divergence, dtype=torch.float64).view_as(rewards)
+    found = advantages(rewards, learning.scale_of(stage), stage == RLOO)
+    return [{**each, "advantage": value} for each, value in zip(answers, found.flatten().tolist(), strict=True)]
 
 
 def values_of(made: Made, name: str) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 
 from drivetrain.config.language import LanguageModel
 from drivetrain.data.language.samples import Sample
+from drivetrain.data.ordered_cuts import OrderedSizes
 from drivetrain.workloads.base import Batch
 from drivetrain.workloads.distillation import DistillationWorkload
 from drivetrain.workloads.generating import MakesSamples, Making, Prompt, Rollout
@@ -45,6 +46,10 @@ class OwnAnswersWorkload(DistillationWorkload, MakesSamples):
     def lengths(self) -> Sequence[int] | None:
         """Returns None: the lengths of replies are not known before they are made."""
         return None
+
+    def made_sizes(self, samples: Sequence[Any]) -> OrderedSizes:
+        tokens = np.array([len(each["ids"] if isinstance(each, dict) else each[0]) for each in samples], np.int64)
+        return OrderedSizes(tokens, np.zeros_like(tokens), self.packs)
 
     # --- replies ------------------------------------------------------------------------------------------------------
 

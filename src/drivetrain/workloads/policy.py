@@ -19,10 +19,10 @@ from drivetrain.config.language import LanguageModel
 from drivetrain.config.reinforcement import LOSSES, PPO, RLOO
 from drivetrain.data.branches import begins_of
 from drivetrain.data.language.samples import PromptSample
+from drivetrain.data.ordered_cuts import OrderedSizes
 from drivetrain.memory.transfers import on_host
 from drivetrain.models.cross_entropy import cross_entropies
 from drivetrain.models.language_head import places_of_targets
-from drivetrain.workloads.advantages import advantages
 from drivetrain.workloads.against_reference import AgainstReference, numbers_of
 from drivetrain.workloads.base import Batch, BestMetric, Samples
 from drivetrain.workloads.exporting import PlainBatch
@@ -38,11 +38,13 @@ from drivetrain.workloads.made_answers import (
     drawn_answers,
     invented_answer,
     judged_answer,
-    longest_answer,
     made_of,
     sample_of,
     shared,
+    sizes_of,
     values_of,
+    with_advantages,
+    with_answers,
 )
 from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.policy_losses import FORMULAS, Tokens, averaged, divergences
@@ -77,10 +79,8 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Returns the batch of answers, and their `columns`, fp32, shaped as targets. A prompt stands for one with the
-        longest answer allowed, which memory is measured with."""
-        most = self._learning.max_new_tokens
-        made = [longest_answer(each, most) if isinstance(each, PromptSample) else each for each in samples]
+        """Returns the batch of answers, and their `columns`, fp32, shaped as targets."""
+        made = with_answers(samples, self._learning.max_new_tokens)
         batch = self._laid_out([sample_of(each) for each in made], shared(made) if self.shares_prompts else None)
         places = (batch["targets"] != IGNORED).flatten()
         for name in (*self.columns, *([CORRECTION] if self._learning.corrects else [])):
@@ -88,6 +88,9 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
             flat[places] = torch.cat([values_of(each, name) for each in made])
             batch[name] = flat.view_as(batch["targets"])
         return batch
+
+    def made_sizes(self, samples: Sequence[Any]) -> OrderedSizes:
+        return sizes_of(with_answers(samples, self._learning.max_new_tokens), self.shares_prompts, self.packs)
 
     def stand_ins(self, prompts: Sequence[Any]) -> Sequence[Any]:
         return [prompt for prompt in prompts for _ in range(self._each)]
@@ -260,12 +263,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         self._history.add(rollout_metrics(self.made, rewards, names, self._by_groups))
 
     def _with_advantages(self, samples: Sequence[Made], rewards: Tensor) -> list[Made]:
-        """rewards: (groups, answers)."""
-        if self._config.stage == RLOO and self._learning.beta:  # Ahmadian et al. 2024, equation 3
-            divergence = [float((each["old"] - each["reference"]).sum()) for each in samples]
-            rewards = rewards - self._learning.beta * torch.tensor(divergence, dtype=torch.float64).view_as(rewards)
-        found = advantages(rewards, self._learning.scale_of(self._config.stage), self._config.stage == RLOO)
-        return [{**each, "advantage": value} for each, value in zip(samples, found.flatten().tolist(), strict=True)]
+        return with_advantages(samples, rewards, self._learning, self._config.stage)
 
     def rollout(self) -> Rollout:
         lines = [words_of(each, self.decoded) for each in self.made]
