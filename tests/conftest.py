@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import os
 import signal
@@ -61,6 +62,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [item for item in items if "device" not in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
+
+
+def pytest_collection_finish() -> None:
+    """Sets the modules and the tests apart, over which Python's collector would pass all the time."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

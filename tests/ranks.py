@@ -5,6 +5,7 @@ A test session starts as many as it needs once. After a failure they start anew.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -19,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from drivetrain.memory.garbage import own_process, set_imports_apart
 from tests.device import chosen_device
 
 Child = ForkServerProcess | SpawnProcess
@@ -101,6 +103,8 @@ class RankPool:
 
 
 def _rank(rank: int, world: int, folder: str, end: Connection) -> None:
+    own_process()
+    gc.freeze()  # what the server imported: passes over it would also copy the memory that is shared with it
     counts = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "OMP_NUM_THREADS": 1}
     own = {"DS_ACCELERATOR": "cpu"} if chosen_device() == "cpu" else {}
     os.environ.update({name: str(value) for name, value in counts.items()}, **own)
@@ -116,6 +120,7 @@ def _rank(rank: int, world: int, folder: str, end: Connection) -> None:
             end.send((work(*args), None))
         except BaseException:
             end.send((None, traceback.format_exc()))
+        set_imports_apart()
         # Accelerate sets them for the life of the process: the next test's run would be taken for one of its launcher
         for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
             del os.environ[name]

@@ -221,8 +221,9 @@ def takes_steps(file: Path) -> bool:
 
 def named_classes(tree: ast.AST, classes: set[str]) -> list[str]:
     """Where a file names one of these classes outside its imports."""
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute)]
-    return [ast.unparse(node) for node in found if ast.unparse(node).rpartition(".")[2] in classes]
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in classes]
+    parts = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in classes]
+    return [ast.unparse(node) for node in (*names, *parts)]
 
 
 def comparisons(tree: ast.AST, asked: str, answers: set[str]) -> list[str]:
@@ -234,36 +235,36 @@ def comparisons(tree: ast.AST, asked: str, answers: set[str]) -> list[str]:
         sides += [node.subject] if isinstance(node, ast.Match) else []
         sides += [node.slice] if isinstance(node, ast.Subscript) and ast.unparse(node.value).isupper() else []
         constants = {each.value for side in sides for each in ast.walk(side) if isinstance(each, ast.Constant)}
-        is_asked = any(re.search(asked, ast.unparse(side)) for side in sides)
         decides = constants or not isinstance(node, ast.Compare)
-        if (is_asked and decides) or (isinstance(node, ast.Compare) and constants & answers):
+        is_asked = decides and any(re.search(asked, ast.unparse(side)) for side in sides)
+        if is_asked or (isinstance(node, ast.Compare) and constants & answers):
             found.append(ast.unparse(node))
     return found
 
 
 def asks_for_an_engine(file: Path) -> list[str]:
     """Where a file names the class of an engine's block, or decides by an engine's name."""
-    tree = ast.parse(file.read_text())
     classes = {kind.__name__ for kind in KINDS.values()}
-    return named_classes(tree, classes) + comparisons(tree, r"\b(engine|driver|driving)\.name$", set())
+    return named_classes(tree(file), classes) + comparisons(tree(file), r"\b(engine|driver|driving)\.name$", set())
 
 
 def asks_for_a_workload(file: Path) -> list[str]:
     """Where a file names the class of a workload's block, or decides by a workload's type or its stage of training."""
-    tree = ast.parse(file.read_text())
     classes = {kind.__name__ for kind in WORKLOADS}
     types = {kind.model_fields["type"].default for kind in WORKLOADS} - {"module", "objects"}  # everyday words
-    return named_classes(tree, classes) + comparisons(tree, r"\b(workload|config)\.(type|stage)$", types | {*STAGES})
+    return named_classes(tree(file), classes) + comparisons(
+        tree(file), r"\b(workload|config)\.(type|stage)$", types | {*STAGES}
+    )
 
 
 def asks_for_a_precision(file: Path) -> list[str]:
     """Where a file decides by a precision's name."""
-    return comparisons(ast.parse(file.read_text()), r"\b(run|config|_run)\.precision$", {*PRECISIONS} - {*FOREIGN})
+    return comparisons(tree(file), r"\b(run|config|_run)\.precision$", {*PRECISIONS} - {*FOREIGN})
 
 
 def asks_for_an_optimizer(file: Path) -> list[str]:
     """Where a file decides by an optimizer's name."""
-    return comparisons(ast.parse(file.read_text()), r"\boptimizer\.name$", {*OPTIMIZERS})
+    return comparisons(tree(file), r"\boptimizer\.name$", {*OPTIMIZERS})
 
 
 FOREIGN = ("fp32", "tf32", "fp16", "bf16")  # words of other software's files too

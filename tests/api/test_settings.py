@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from drivetrain.api import settings
 from drivetrain.api.errors import as_a_caller_reads_them
 from drivetrain.api.settings import read_run
 from drivetrain.errors import UserError
@@ -112,23 +113,29 @@ def script(folder: Path, *command: str, environment: dict[str, str] | None = Non
 
 
 def test_a_run_without_a_name_has_that_of_the_script_or_the_notebook(tmp_path: Path) -> None:
-    asking = f"from drivetrain.api.settings import read_run\nprint(read_run({RUN!r}, {{}})[0].folder)\n"
+    asking = "from drivetrain.api.script_name import script_name\nprint(script_name())\n"
     (tmp_path / "tune.py").write_text(asking)
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__main__.py").write_text(asking)
     notebook = {"JPY_SESSION_NAME": "/home/me/My trials.ipynb"}
-    assert script(tmp_path, "tune.py") == script(tmp_path, "-m", "tune") == "runs/tune"
-    assert script(tmp_path, "tune.py", environment=notebook) == "runs/tune"
-    assert script(tmp_path, "-c", asking) == script(tmp_path, "-m", "package") == "runs/run"
-    assert script(tmp_path, "-c", asking, environment=notebook) == "runs/My trials"
+    assert script(tmp_path, "tune.py") == script(tmp_path, "-m", "tune") == "tune"
+    assert script(tmp_path, "tune.py", environment=notebook) == "tune"
+    assert script(tmp_path, "-c", asking) == script(tmp_path, "-m", "package") == "None"
+    assert script(tmp_path, "-c", asking, environment=notebook) == "My trials"
 
 
 def test_a_name_or_a_run_file_comes_before_that_of_the_script(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(json.dumps(RUN))
     asking = "from drivetrain.api.settings import read_run\n"
+    asking += f"print(read_run({RUN!r}, {{}})[0].folder)\n"
     asking += f"print(read_run({RUN!r}, {{'name': 'own'}})[0].name, read_run('mine.yaml', {{}})[0].name)\n"
     (tmp_path / "tune.py").write_text(asking)
-    assert script(tmp_path, "tune.py") == "own mine"
+    assert script(tmp_path, "tune.py").splitlines() == ["runs/tune", "own mine"]
+
+
+def test_a_run_of_a_program_without_a_name_has_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "script_name", lambda: None)
+    assert read().folder == Path("runs/run")
 
 
 def test_a_second_run_of_a_script_is_refused_with_the_arguments_to_give(tmp_path: Path) -> None:

@@ -20,6 +20,11 @@ class Circle:
         self.own = self
 
 
+@pytest.fixture(autouse=True)
+def nothing_apart() -> None:
+    gc.unfreeze()  # conftest.py sets all modules apart
+
+
 @pytest.fixture
 def full() -> Iterator[list[int]]:
     """One entry for each full collection."""

@@ -64,6 +64,10 @@ def read(found: dict[str, Any]) -> Machine:
 
 
 if __name__ == "__main__":
-    from drivetrain.runtime.hardware import detect
+    from drivetrain.memory.garbage import importing, own_process
+
+    own_process()
+    with importing():
+        from drivetrain.runtime.hardware import detect
 
     print(json.dumps(described(detect())))

@@ -19,6 +19,7 @@ from drivetrain.compare.outcome import Outcome, Status
 from drivetrain.config.planned import PlannedFigures
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import OutOfMemory, RankError, RunError, UserError
+from drivetrain.memory.garbage import own_process
 
 REQUEST = "request.json"
 
@@ -112,4 +113,5 @@ def _end_with_the_parent() -> None:
 
 
 if __name__ == "__main__":
+    own_process()
     sys.exit(main(Path(sys.argv[1])))

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from drivetrain.config.workload_block import ModelBlock, WorkloadBlock
+from drivetrain.models.auto_classes import imported_auto_class
 from drivetrain.models.language_options import rope_scaling_config
 from drivetrain.models.model_folders import config_at, config_of
 from drivetrain.models.normalisation import batch_norm_to_group_norm
@@ -25,8 +26,6 @@ def finished_model(workload: WorkloadBlock, folder: Path, of_a_base: bool) -> nn
     folder: a checkpoint. of_a_base: whether it holds an adapter alone; the rest is then the base's own, from the path
     that the run file names. Raises UserError for a model that cannot be built.
     """
-    import transformers
-
     auto, options = workload.auto_class, _model_of(workload)
     if of_a_base:
         described = json.loads((folder / "base_config.json").read_text(encoding="utf-8"))
@@ -34,8 +33,9 @@ def finished_model(workload: WorkloadBlock, folder: Path, of_a_base: bool) -> nn
     else:
         config = config_at(str(folder), FIELD, options.trust_remote_code)
         described = config.to_dict()
-        made = getattr(transformers, auto)
-        model = made.from_config(config, dtype=torch.float32, trust_remote_code=options.trust_remote_code)
+        model = imported_auto_class(auto).from_config(
+            config, dtype=torch.float32, trust_remote_code=options.trust_remote_code
+        )
     if described.get(NORM_KEY) == "group":
         batch_norm_to_group_norm(model)
     return model

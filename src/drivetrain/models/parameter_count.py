@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from drivetrain.config.workload_block import WorkloadBlock
+from drivetrain.models.auto_classes import imported_auto_class
 from drivetrain.models.model_folders import config_of
 
 DECIDED_BY_DATA = "vocab_size"  # the tokenizer's size where a run file's config leaves it out
@@ -51,13 +52,10 @@ def count_parameters(workload: WorkloadBlock) -> ParameterCount | None:
 
 
 def _without_numbers(auto_class: str, path: str | None, config: dict[str, Any] | None) -> Any:
-    import transformers
-
+    auto = imported_auto_class(auto_class)
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
-        return getattr(transformers, auto_class).from_config(
-            config_of(path, config, "workload.model"), dtype=torch.float32, trust_remote_code=False
-        )
+        return auto.from_config(config_of(path, config, "workload.model"), dtype=torch.float32, trust_remote_code=False)
 
 
 def _decided_by_data(model: Any) -> set[int]:

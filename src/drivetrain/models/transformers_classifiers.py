@@ -12,6 +12,7 @@ from torch import nn
 
 from drivetrain.errors import UserError, problem
 from drivetrain.memory.shortage import is_shortage
+from drivetrain.models.auto_classes import imported_auto_class
 from drivetrain.models.classifier_config import config_problems, quiet
 from drivetrain.models.model_folders import config_at, located, one_line, shapes_of_weights, unloadable
 
@@ -64,7 +65,7 @@ def _make(auto_class: str, given: Mapping[str, Any], labels: Sequence[str], fiel
     problems = config_problems(auto_class, given, field)
     if problems:
         raise UserError(problems)
-    auto, model_type = getattr(transformers, auto_class), given["model_type"]
+    auto, model_type = imported_auto_class(auto_class), given["model_type"]
     fields = {key: value for key, value in given.items() if key != "model_type"}
     with quiet():
         config = transformers.CONFIG_MAPPING[model_type](**fields, **_label_maps(labels))
@@ -95,9 +96,7 @@ def _load(
     trusted: bool,
     streaming: Streaming | None,
 ) -> nn.Module:
-    import transformers
-
-    auto = getattr(transformers, auto_class)
+    auto = imported_auto_class(auto_class)
     path, local = located(path, field)
     with quiet():
         try:

@@ -9,6 +9,7 @@ from drivetrain.config.adapter import Adapter
 from drivetrain.config.quantisation_aware import QuantisationAware
 from drivetrain.config.quantised import QuantisedBase
 from drivetrain.config.workload import Workload as WorkloadConfig
+from drivetrain.memory.garbage import importing
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.workloads.base import Workload
@@ -25,7 +26,9 @@ def build_workload(
     chosen = AdapterSet(adapters, config.base, quantised_base) if adapters else None
     fake_quantiser = None if quantisation_aware is None else FakeQuantiser(quantisation_aware)
     module, _, cls = config.implementation.partition(":")
-    workload = getattr(import_module(module), cls)(config, seed)
+    with importing():
+        kind = getattr(import_module(module), cls)
+    workload = kind(config, seed)
     assert isinstance(workload, Workload)
     workload.adapters, workload.fake_quantiser = chosen, fake_quantiser
     return workload
