@@ -22,13 +22,13 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
-.PHONY: help demo test test-long test-most test-all test-versions parity chaos fuzz mutants gpu gpu-report lint bench clean
+.PHONY: help demo test test-long test-all test-versions parity chaos fuzz mutants gpu gpu-report lint bench clean
 
 help:
 	@echo "make demo      install, train the digits recipe at four precisions and on eight engines, and compare"
 	@echo "make test      install and run the tests but the long and slow ones, in ten minutes on two cores; JOBS=4: on four"
 	@echo "make test-long the long ones, in about ten minutes more"
-	@echo "make test-most both in one go, which is quicker than one after the other"
+	@echo "make both in one go, which is quicker than one after the other"
 	@echo "make test-all  all tests, one after another, and property tests with all their examples; much longer"
 	@echo "make test-versions  the tests on Python 3.11 to 3.13 with the lowest and the newest packages; needs uv, 30 GB, hours"
 	@echo "make parity    every engine against plain PyTorch, all cases; writes docs/background/parity.md"
@@ -55,10 +55,6 @@ test: $(VENV)/.installed-dev
 
 test-long: $(VENV)/.installed-dev
 	$(PARALLEL) -m "long and not slow"
-
-# tests are collected, and what a file shares is set up, once for both
-test-most: $(VENV)/.installed-dev
-	$(PARALLEL) -m "not slow"
 
 test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
