@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -105,6 +107,7 @@ def test_in_a_process_of_its_own_nothing_is_passed_over_while_it_imports(monkeyp
             kept = objects(30_000)
             with importing():
                 kept += objects(30_000)
+            monkeypatch.setitem(sys.modules, "imported_just_now", ModuleType("imported_just_now"))
             kept += objects(30_000)
             assert passes == []
         assert gc.isenabled()
@@ -112,6 +115,16 @@ def test_in_a_process_of_its_own_nothing_is_passed_over_while_it_imports(monkeyp
     finally:
         gc.callbacks.remove(note)
         gc.unfreeze()
+
+
+def test_where_no_module_came_nothing_is_set_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made meanwhile may be garbage soon, and would never be freed."""
+    monkeypatch.setattr(garbage, "_owns_process", True)
+    with importing():
+        circle = weakref.ref(Circle())
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert circle() is None
 
 
 def test_in_a_process_of_other_code_imports_change_nothing(full: list[int]) -> None:

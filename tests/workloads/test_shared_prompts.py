@@ -17,13 +17,15 @@ from drivetrain.data.micro_batches import Slice
 from drivetrain.models.packed_attention import PackedAttention
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.auto_settings import settle_rows
-from drivetrain.training.batching import slice_of
+from drivetrain.training.batching import Batching, slice_of
+from drivetrain.training.progress import Progress
 from drivetrain.training.windows import _cut, stand_in_window
 from drivetrain.training.workload_rules import check_workload
 from drivetrain.workloads.build import build_workload
 from drivetrain.workloads.loss_contract import NO_CONTEXT
 from drivetrain.workloads.policy import PolicyWorkload
 from tests.tiny_language import LLAMA, write_lines
+from tests.tiny_workload import tiny_engine
 from tests.workloads import policy_cases
 
 CPU = replace(detect("cpu"), device="cpu")
@@ -199,6 +201,16 @@ def test_on_a_cpu_long_answers_run_in_parts_and_a_bound_in_tokens_is_taken(tmp_p
     check_workload(bounded, work)
     assert bounds_met(bounded, work) == (4000, [4, 4])
     assert bounds_met(run.model_copy(update={"micro_batch_size": 8}), work) == (None, [8])
+
+
+def test_a_bound_that_the_run_file_leaves_out_is_halved_too_where_memory_runs_out(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "grpo", reinforcement={"max_new_tokens": 900}, batch_size=2)
+    work: Any = settled(run)
+    order, sent = work.order(2, 0, by_epochs=False), list[Any]()
+    batching = Batching(run, CPU, work, tiny_engine(work), order, 1, sent.append, run)
+    for most, size in ((1024, 2), (512, 1)):
+        batching.cut_smaller(Progress(), 2 * size)
+        assert (batching.slice.most_made, batching.slice.micro_batch_size) == (most, size)
 
 
 def bounds_met(run: RunConfig, work: Any) -> tuple[int | None, list[int]]:

@@ -31,7 +31,7 @@ def own_process() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """While the block runs, which imports modules, no pass is taken; then all objects are set apart.
+    """While the block runs, which imports modules, no pass is taken; then all objects are set apart, if some came.
 
     Modules stay until the process ends, and Python passes over all that it has imported again and again meanwhile: a
     seventh of the time that PyTorch and its compiler take to import. Does nothing in a process that runs other code
@@ -40,11 +40,13 @@ def importing() -> Iterator[None]:
     if not (_owns_process and gc.isenabled()):
         yield
         return
+    before = len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
+        if len(sys.modules) != before:
+            gc.freeze()
         gc.enable()
 
 

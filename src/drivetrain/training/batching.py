@@ -125,9 +125,10 @@ class Batching:
         return self._windows(progress)
 
     def _bounded(self) -> RunConfig:
-        """Returns the run, with the length of its packed rows as a bound in tokens."""
+        """Returns the run, with the bound in tokens that holds where its run file gives none."""
         rows = self._workload.rows
-        return self._config if rows is None else self._config.model_copy(update={"micro_batch_tokens": rows.tokens})
+        tokens = self.slice.most_made if rows is None else rows.tokens
+        return self._config.model_copy(update={"micro_batch_tokens": tokens})
 
     def _take(self, config: RunConfig, progress: Progress) -> None:
         self._config = config

@@ -122,13 +122,12 @@ def _cut(
 def _pieces(workload: MakesSamples, shares: Sequence[Sequence[object]], mine: Slice) -> list[np.ndarray]:
     """Returns the places, in this rank's share, of each micro-batch's samples: of as many on each rank. shares: each
     rank's samples."""
-    own, most, bound = shares[mine.data_rank], mine.most_made, mine.micro_batch_size
-    sizes = None if most is None else [workload.made_sizes(share) for share in shares]
-    if most is None or sizes is None or None in sizes:
-        return np.array_split(np.arange(len(own)), -(-max(map(len, shares)) // bound))
-    known = [each for each in sizes if each is not None]
-    count = max(fewest_pieces(each, bound, most) for each in known)
-    return ordered_pieces(known[mine.data_rank], count, bound, most)
+    most, bound = mine.most_made, mine.micro_batch_size
+    sizes = [] if most is None else [each for each in map(workload.made_sizes, shares) if each is not None]
+    if most is None or not sizes:
+        return np.array_split(np.arange(len(shares[mine.data_rank])), -(-max(map(len, shares)) // bound))
+    count = max(fewest_pieces(each, bound, most) for each in sizes)
+    return ordered_pieces(sizes[mine.data_rank], count, bound, most)
 
 
 def _made(

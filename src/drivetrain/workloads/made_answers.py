@@ -85,7 +85,7 @@ def sample_of(made: Made) -> Sample:
 def shared(answers: Sequence[Made]) -> list[int]:
     """Returns for each answer how many first tokens of the answer before it its own prompt has too: all but the last
     where both answer one prompt."""
-    found = [0]
+    found = [0] * min(1, len(answers))
     for before, each in pairwise(answers):
         size = each["prompt"]
         same = size == before["prompt"] and torch.equal(each["ids"][:size], before["ids"][:size])
