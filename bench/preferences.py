@@ -88,6 +88,7 @@ CASES = list(cases())
 
 def main() -> None:
     options = parse()
+    options.output.mkdir(parents=True, exist_ok=True)  # before hours of measuring
     interleaved.PATIENCE_SECONDS = options.patience
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(BENCH), os.environ.get("PYTHONPATH")]))  # of rewards
     with tempfile.TemporaryDirectory(prefix="preferences-") as folder:

@@ -101,6 +101,7 @@ OPTIONS = [
 
 def main() -> None:
     options = parse()
+    options.output.mkdir(parents=True, exist_ok=True)  # before hours of measuring
     with tempfile.TemporaryDirectory(prefix="sft-") as folder:
         task = prepare(options, Path(folder))
         found: list[tuple[Case, list[Pair]]] = []

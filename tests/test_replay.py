@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from drivetrain.data.order import GlobalOrder
 from drivetrain.errors import RunError
 from drivetrain.replay import on_one_process, replay
 from drivetrain.tracking.jsonl import read_events
-from drivetrain.training import run_checkpoints
+from drivetrain.training import run_checkpoints, step_guard
+from tests.test_reward_runs import run_file
 
 MODULE = """
 import torch
@@ -203,6 +205,31 @@ def test_a_stopped_run_goes_on_without_its_bad_steps(run: Path, failed: Path, dr
     assert f"of steps that are made again: {run / 'trouble'} keeps former-step-{STEP:08d}" in " ".join(err.split())
     names = sorted(path.name for path in (run / "trouble").iterdir())
     assert names == [f"former-step-{STEP:08d}", f"step-{STEP:08d}", "step-mine"]
+
+
+def test_answers_that_the_model_made_are_noted_and_shown_as_the_step_had_them(
+    tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps 3 and 4 learn from the answers made after step 2, a half each, in micro-batches of at most 40 tokens."""
+    odd = dict.fromkeys([4], "the loss is odd")
+    monkeypatch.setattr(step_guard, "not_finite", lambda numbers, _: odd.get(numbers.step))
+    file, run = run_file(tmp_path), tmp_path / "run"
+    code, _, err = drivetrain("train", str(file), "micro_batch_tokens=40", "--quiet")
+    assert code == 1
+    assert "(from 0) of those that the model made after step 2" in " ".join(err.split())
+    noted = json.loads((run / "trouble" / "step-00000004" / "trouble.json").read_text())
+    monkeypatch.undo()
+    found = replay(run, 4, hush, trust=True)
+    assert found.repeated
+    assert (found.made_at, noted["made_at"]) == (2, 2)
+    assert noted["micro_batches"] == [found.micro_batches]
+    assert len(found.micro_batches) > 1
+    assert sorted(chain(*found.micro_batches)) == sorted(found.samples) == sorted(noted["samples"])
+    lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    made = [each for each in lines if each["step"] == 2]
+    for index, text in found.shown.items():
+        assert made[index]["prompt"] in text
+        assert made[index]["answer"] in text
 
 
 @pytest.mark.long

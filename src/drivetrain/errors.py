@@ -51,11 +51,11 @@ class RunError(RuntimeError):
 
 class OutOfMemory(RunError):
     """A device's memory ran out, in a micro-batch of `samples` samples, or (0) in memory that no smaller micro-batch
-    saves."""
+    saves. tokens: the most that a micro-batch could have then, if that was bounded."""
 
-    def __init__(self, message: str, samples: int = 0) -> None:
+    def __init__(self, message: str, samples: int = 0, tokens: int | None = None) -> None:
         super().__init__(message)
-        self.samples = samples
+        self.samples, self.tokens = samples, tokens
 
 
 class Stopping(RunError):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from drivetrain.checkpoint.directory import steps
 from drivetrain.checkpoint.run_state import verify
@@ -34,14 +35,14 @@ from drivetrain.tracking.jsonl import read_events
 from drivetrain.training.anomalies import folder_of, read_trouble
 from drivetrain.training.assemble import assemble
 from drivetrain.training.auto_settings import compiling, order_of, total_steps_of
-from drivetrain.training.batching import window_slice
 from drivetrain.training.inspect_step import Inspection, inspecting
 from drivetrain.training.observed_steps import ObservedSteps
 from drivetrain.training.progress import Progress
 from drivetrain.training.run_checkpoints import RunCheckpoints
-from drivetrain.training.step_guard import end_if_stopped
+from drivetrain.training.step_guard import Batch, end_if_stopped
 from drivetrain.training.workload_rules import best_metric
 from drivetrain.trust.named_code import refuse_named_code
+from drivetrain.workloads.generating import MakesSamples
 
 MOST_ALONE = 256  # samples of a micro-batch that are tried one by one
 Say = Callable[[str], None]
@@ -61,6 +62,7 @@ class Replay:
     samples: list[int]
     micro_batches: list[list[int]]
     guilty: list[int] | None  # samples that give no finite loss each by itself; None: not tried
+    made_at: int | None  # the step after which the model made the samples; None: they are of the data
     inspection: Inspection
     shown: dict[int, str]  # samples for the eye
 
@@ -171,12 +173,12 @@ class _Replayer:
 
             def look(window: Window) -> None:
                 hooks.close()  # samples are tried one by one before the update, and uninspected
-                mine = window_slice(self._run, self._machine, self._workload, self._engine)
-                pieces = [piece.tolist() for piece in mine.pieces(window.indices)]
+                pieces = Batch.of(window).pieces
                 seen.append((window, pieces, self._guilty(inspection, window, pieces)))
 
             [(loss, norm)] = steps.go(progress, step, look)
         [(window, pieces, guilty)] = seen
+        to_show = guilty or window.indices.tolist()
         return Replay(
             step=step,
             epoch=window.epoch,
@@ -189,7 +191,8 @@ class _Replayer:
             micro_batches=pieces,
             guilty=guilty,
             inspection=inspection,
-            shown=self._shown(guilty or window.indices.tolist()[:3], window.epoch),
+            made_at=window.made_at,
+            shown={index: self._workload.shown(self._sample(window, index)) for index in to_show[:3]},
         )
 
     def _guilty(self, inspection: Inspection, window: Window, pieces: list[list[int]]) -> list[int] | None:
@@ -198,15 +201,17 @@ class _Replayer:
             return None
         found = []
         for index in pieces[inspection.micro_batch][:MOST_ALONE]:
-            sample = self._workload.train.load(index, window.epoch)
             with _undisturbed():
-                alone = self._engine.evaluate([MicroBatch(self._workload.collate([sample]))], {})
+                batch = self._workload.collate([self._sample(window, index)])
+                alone = self._engine.evaluate([MicroBatch(batch)], {})
             if not math.isfinite(alone["loss"]):
                 found.append(index)
         return found
 
-    def _shown(self, indices: list[int], epoch: int) -> dict[int, str]:
-        return {index: self._workload.shown(self._workload.train.load(index, epoch)) for index in indices[:3]}
+    def _sample(self, window: Window, index: int) -> Any:
+        if isinstance(self._workload, MakesSamples):
+            return self._workload.made[index]
+        return self._workload.train.load(index, window.epoch)
 
 
 @contextmanager

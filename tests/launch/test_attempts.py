@@ -85,6 +85,21 @@ def test_a_start_with_smaller_micro_batches_is_no_restart(
     assert [list(attempt.restarts) for attempt in starts.attempts] == [[], [], ["death 1"], ["death 1"]]
 
 
+def test_a_start_with_smaller_micro_batches_halves_the_bound_that_the_ranks_had_by_default(
+    task: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [OutOfMemory("no room", 4, 2048), OutOfMemory("no room", 2, 1024), Result(code=0, value={})]
+    starts = Starts(iter(ends))
+    monkeypatch.setattr(restarts, "one_attempt", starts)
+    assert start(task()).code == 0
+    given, *smaller = [attempt.reduction for attempt in starts.attempts]
+    assert given is None
+    assert [each["to"] for each in smaller if each] == [
+        {"micro_batch_size": 2, "micro_batch_tokens": 1024},
+        {"micro_batch_size": 1, "micro_batch_tokens": 512},
+    ]
+
+
 class Launched:
     """Stands for torch's launcher: what it was asked for, and what its ranks leave in the launch's folder."""
 

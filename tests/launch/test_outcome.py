@@ -17,7 +17,7 @@ from drivetrain.launch.job import Result
 from drivetrain.launch.outcome import cause_of, done, failed, outcomes, raised
 from drivetrain.runtime.heartbeat import Pulse
 
-REFUSED, FULL = problem("data.train", "no such folder", "give one"), OutOfMemory("no room", samples=8)
+REFUSED, FULL = problem("data.train", "no such folder", "give one"), OutOfMemory("no room", samples=8, tokens=2048)
 
 
 @pytest.mark.parametrize("error", [REFUSED, RunError("a NaN"), FULL, KeyError()])
@@ -27,7 +27,8 @@ def test_a_failure_goes_through_the_file_and_names_its_rank(tmp_path: Path, erro
     (outcome,) = outcomes(tmp_path)
     again = raised(outcome)
     assert type(again) is (RankError if isinstance(error, KeyError) else type(error))
-    assert getattr(again, "samples", None) == getattr(error, "samples", None)
+    assert vars(again).get("samples") == vars(error).get("samples")
+    assert vars(again).get("tokens") == vars(error).get("tokens")
     is_first_users = rank == 0 and not isinstance(error, KeyError | RunError)
     assert (f"rank {rank}" in str(again)) is not is_first_users, "what the first rank is told, all are"
 

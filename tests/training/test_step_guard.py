@@ -33,7 +33,7 @@ from drivetrain.training.hooks import LoopHooks
 from drivetrain.training.inspect_step import inspected
 from drivetrain.training.loop import train
 from drivetrain.training.progress import Progress
-from drivetrain.training.step_guard import Anomaly, PendingNumbers, Recent, Usual, Watch, end_if_stopped
+from drivetrain.training.step_guard import Anomaly, Batch, PendingNumbers, Recent, Usual, Watch, end_if_stopped
 from drivetrain.workloads.base import BestMetric
 from drivetrain.workloads.shown import in_words
 from tests.ranks import RankPool
@@ -271,7 +271,8 @@ def test_as_many_steps_as_allowed_are_skipped_among_any_hundred(skips: list[int]
     for step in skips:
         loss, norm = torch.tensor(1.0), torch.tensor(math.nan)
         assert watch.judge(step, loss)(norm) is True
-        trouble = watch.read(PendingNumbers(step, np.arange(3), loss, StepResult(norm, refused=True)), 1.0, math.nan)
+        result = StepResult(norm, refused=True)
+        trouble = watch.read(PendingNumbers(step, Batch(np.arange(3), [None]), loss, result), 1.0, math.nan)
         assert trouble is not None
         found.append(trouble.action)
     assert found == ["skipped"] * (len(skips) - 1) + ["stopped" if stopped else "skipped"]
@@ -323,7 +324,7 @@ def test_spikes_are_reported_and_trained_on_by_default() -> None:
     assert [trouble.step for trouble in found] == rough
     assert {(trouble.kind, trouble.action, trouble.update_made) for trouble in found} == {("spike", "told", True)}
     assert "times its recent median" in str(found[0])
-    assert BAD in found[0].indices
+    assert BAD in found[0].batch.indices
     assert progress.updates == 54
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.micro_batches import Slice
+from drivetrain.errors import OutOfMemory
 from drivetrain.models.packed_attention import PackedAttention
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.auto_settings import settle_rows
@@ -209,6 +210,9 @@ def test_a_bound_that_the_run_file_leaves_out_is_halved_too_where_memory_runs_ou
     order, sent = work.order(2, 0, by_epochs=False), list[Any]()
     batching = Batching(run, CPU, work, tiny_engine(work), order, 1, sent.append, run)
     for most, size in ((1024, 2), (512, 1)):
+        with pytest.raises(OutOfMemory) as raised, batching.bounding():  # as ranks that are started again learn of it
+            raise OutOfMemory("no room", 2 * size)
+        assert raised.value.tokens == 2 * most
         batching.cut_smaller(Progress(), 2 * size)
         assert (batching.slice.most_made, batching.slice.micro_batch_size) == (most, size)
 

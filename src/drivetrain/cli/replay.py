@@ -110,6 +110,8 @@ def _weight(layer: Any) -> tuple[bool, float]:
 
 
 def _samples(found: Replay) -> Iterator[str]:
+    if found.made_at is not None:
+        yield f"samples are numbered from 0 among those that the model made after step {found.made_at} (samples.jsonl)"
     for number, piece in enumerate(found.micro_batches, 1):
         more = f" and {len(piece) - MOST_INDICES} more" if len(piece) > MOST_INDICES else ""
         yield f"samples of micro-batch {number}: {', '.join(map(str, piece[:MOST_INDICES]))}{more}"

@@ -10,17 +10,18 @@ AUTO = "auto"  # of micro_batch_size
 BOUNDS = ("micro_batch_size", "micro_batch_tokens")
 
 
-def reduced(run: RunConfig, samples: int) -> RunConfig | None:
+def reduced(run: RunConfig, samples: int, tokens: int | None = None) -> RunConfig | None:
     """Returns the run with micro-batches of at most half of `samples` a process; None if that is less than one.
 
-    A bound in tokens is halved as well, since it may be what kept micro-batches at `samples`.
+    A bound in tokens is halved as well, since it may be what kept micro-batches at `samples`. tokens: the bound that
+    held, where the run file gives none.
     """
     replicas = run.devices // run.world_size
     size = (samples // replicas + 1) // 2
     if samples <= replicas or (run.micro_batch_limit is not None and size >= run.micro_batch_limit):
         return None
-    tokens = run.micro_batch_tokens and max(1, run.micro_batch_tokens // 2)
-    return run.model_copy(update={"micro_batch_size": size, "micro_batch_tokens": tokens})
+    held = tokens or run.micro_batch_tokens
+    return run.model_copy(update={"micro_batch_size": size, "micro_batch_tokens": held and max(1, held // 2)})
 
 
 def reduction(given: RunConfig, now: RunConfig) -> dict[str, Any] | None:

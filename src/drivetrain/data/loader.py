@@ -49,13 +49,15 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Window:
-    """One step's data on this rank."""
+    """One step's data on this rank. made_at: the step (from 0) that its samples were made at by the model; None: they
+    are of the data. Samples are numbered in the data, or among those made at that step."""
 
     step: int  # from 0
     epoch: int
     indices: np.ndarray  # of the whole global batch
     micro_batches: list[MicroBatch]
     largest: int = 0  # samples of the largest of them
+    made_at: int | None = None
 
 
 def training_windows(

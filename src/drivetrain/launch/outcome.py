@@ -30,6 +30,7 @@ class RankOutcome(BaseModel):
     message: str = ""
     traceback: str = ""
     samples: int = 0  # of the micro-batch that memory ran out in
+    tokens: int | None = None  # the most that it could have
     lost: bool = False  # it failed because another rank had ended
 
     def write(self, folder: Path) -> None:
@@ -57,7 +58,8 @@ def failed(rank: int, error: BaseException, traceback: str) -> RankOutcome:
     if isinstance(error, UserError):
         return RankOutcome(rank=rank, kind="user", time=now, problems=list(error.problems))
     if isinstance(error, OutOfMemory):
-        return RankOutcome(rank=rank, kind="memory", time=now, message=str(error), samples=error.samples)
+        found = RankOutcome(rank=rank, kind="memory", time=now, message=str(error))
+        return found.model_copy(update={"samples": error.samples, "tokens": error.tokens})
     if isinstance(error, RunError):
         return RankOutcome(rank=rank, kind="run", time=now, message=str(error), lost=lost)
     message = f"{type(error).__name__}: {error}"
@@ -98,7 +100,7 @@ def raised(outcome: RankOutcome) -> Exception:
         where = f" (on rank {outcome.rank})" if outcome.rank else ""  # the first one sees what all see
         return UserError([Problem(p.field, p.why + where, p.fix) for p in outcome.problems])
     if outcome.kind == "memory":
-        return OutOfMemory(f"rank {outcome.rank}: {outcome.message}", outcome.samples)
+        return OutOfMemory(f"rank {outcome.rank}: {outcome.message}", outcome.samples, outcome.tokens)
     if outcome.kind == "run":
         return RunError(f"rank {outcome.rank}: {outcome.message}")
     return RankError(f"rank {outcome.rank}: {outcome.message}", outcome.traceback)

@@ -83,7 +83,7 @@ def _until_done(task: Job, folder: Path, meeting: Meeting, place: Place) -> Resu
         try:
             return place.one_attempt(task, folder, meeting, processes)
         except OutOfMemory as shortage:
-            smaller = reduced(run, shortage.samples) if task.verb == "train" else None
+            smaller = reduced(run, shortage.samples, shortage.tokens) if task.verb == "train" else None
             if smaller is None:
                 meeting.give_up()
                 raise

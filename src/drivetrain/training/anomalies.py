@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,9 @@ class Anomalies:
 
     def __call__(self, trouble: Anomaly) -> None:
         folder = folder_of(self._root, trouble.step)
-        kept = self._ranks.is_first and self._note(trouble, folder)
+        own = trouble.batch.pieces if self._engine.counts_samples else None
+        pieces = [each for each in self._ranks.all_gather(own) if each is not None]
+        kept = self._ranks.is_first and self._note(trouble, folder, pieces)
         numbers = trouble.numbers
         self._send(
             Troubled(
@@ -70,7 +71,7 @@ class Anomalies:
                 grad_norm=numbers.norm,
                 usual_loss=numbers.usual_loss,
                 usual_grad_norm=numbers.usual_norm,
-                samples=trouble.indices.tolist(),
+                samples=trouble.batch.indices.tolist(),
                 kept=str(folder) if kept else None,
             )
         )
@@ -79,12 +80,14 @@ class Anomalies:
             see = f"See it layer by layer: drivetrain replay {self._run.folder} --step {trouble.step}. "
             raise ended(trouble, f"{found}{state}{see}")
 
-    def _note(self, trouble: Anomaly, folder: Path) -> bool:
-        """Writes the note; returns whether there was room. A full disk is reported by the checkpoint that needs it."""
+    def _note(self, trouble: Anomaly, folder: Path, pieces: list[list[list[int]]]) -> bool:
+        """Writes the note; returns whether there was room. A full disk is reported by the checkpoint that needs it.
+
+        pieces: the samples of each rank's micro-batches.
+        """
         if not folder.exists() and self._root.is_dir() and sum(1 for _ in self._root.iterdir()) >= MOST_KEPT:
             return False
         numbers, (epoch, _) = trouble.numbers, self._order.batch(trouble.step - 1)
-        ranks = [replace(self._cutting.slice, data_rank=rank) for rank in range(self._cutting.slice.data_world)]
         facts = {
             "step": trouble.step,
             "epoch": epoch,
@@ -96,9 +99,10 @@ class Anomalies:
             "usual_loss": numbers.usual_loss,
             "usual_grad_norm": numbers.usual_norm,
             "update_made": trouble.update_made,
-            "samples": trouble.indices.tolist(),
+            "samples": trouble.batch.indices.tolist(),
+            "made_at": trouble.batch.made_at,
             "reduction": trouble.before.reduction,
-            "micro_batches": [[piece.tolist() for piece in rank.pieces(trouble.indices)] for rank in ranks],
+            "micro_batches": pieces,
         }
         with suppress(OSError):
             storage.make(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from drivetrain.data.micro_batches import Lengths, Slice
 from drivetrain.data.order import Order
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
-from drivetrain.errors import RunError
+from drivetrain.errors import OutOfMemory, RunError
 from drivetrain.generation.served_answers import ServedAnswers
 from drivetrain.runtime.journal import Journal
 from drivetrain.runtime.run_folder import RunFolder
@@ -113,7 +114,7 @@ class Batching:
     def cut_smaller(self, progress: Progress, samples: int) -> Iterator[Window]:
         """Cuts the next windows in halves, since a micro-batch of so many samples does not fit. Raises OutOfMemory at
         1."""
-        smaller = reduced(self._bounded(), samples) if self._workload.splits_batches else None
+        smaller = reduced(self._config, samples, self._tokens) if self._workload.splits_batches else None
         if smaller is None:
             return uncut(progress, samples)
         self._take(smaller, progress)
@@ -124,11 +125,21 @@ class Batching:
         self._send(Warned(message=reported))
         return self._windows(progress)
 
-    def _bounded(self) -> RunConfig:
-        """Returns the run, with the bound in tokens that holds where its run file gives none."""
+    @contextmanager
+    def bounding(self) -> Iterator[None]:
+        """Gives an error of memory in the block the bound in tokens that holds: who starts the ranks again halves it,
+        and may not know it."""
+        try:
+            yield
+        except OutOfMemory as shortage:
+            shortage.tokens = self._tokens
+            raise
+
+    @property
+    def _tokens(self) -> int | None:
+        """The most tokens of a micro-batch, whether the run file bounds them or not."""
         rows = self._workload.rows
-        tokens = self.slice.most_made if rows is None else rows.tokens
-        return self._config.model_copy(update={"micro_batch_tokens": tokens})
+        return self.slice.most_made if rows is None else rows.tokens
 
     def _take(self, config: RunConfig, progress: Progress) -> None:
         self._config = config

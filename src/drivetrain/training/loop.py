@@ -32,7 +32,7 @@ from drivetrain.training.curve import Curve
 from drivetrain.training.hooks import LoopHooks
 from drivetrain.training.progress import Progress
 from drivetrain.training.report import Status
-from drivetrain.training.step_guard import PendingNumbers, Watch
+from drivetrain.training.step_guard import Batch, PendingNumbers, Watch
 from drivetrain.workloads.base import BestMetric
 
 LESS_READ = "give fewer or no loader.workers, a smaller loader.prefetch or shorter samples"
@@ -81,7 +81,7 @@ def train(
         was = replace(progress)
         progress.step += 1
         progress.samples += len(window.indices)
-        pending = PendingNumbers(progress.step, window.indices, loss, result, mark, was, engine.term_shares)
+        pending = PendingNumbers(progress.step, Batch.of(window), loss, result, mark, was, engine.term_shares)
         curve.add(pending, lr_now, around.tokens(window.micro_batches))
         progress.elapsed_seconds = elapsed()
         due = _due(run, progress, total_steps, steps_per_epoch, around)

@@ -173,7 +173,7 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
         rank=ranks.rank,
         world=ranks.world,
     )
-    with parts.meters, checkpoints, collecting(collect_every(config)) as collect:
+    with parts.meters, checkpoints, cutting.bounding(), collecting(collect_every(config)) as collect:
         around = replace(around, after_step=collect)
         status = train(engine, cutting.windows(progress), config, total_steps, order.steps_per_epoch, progress, around)
     if evaluation is not None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.config.numerics import Numerics
+from drivetrain.data.loader import Window
 from drivetrain.engines.base import StepGuard, StepResult
 from drivetrain.errors import RunError
 from drivetrain.memory.transfers import works_behind
@@ -66,11 +67,36 @@ class Usual:
 
 
 @dataclass(frozen=True)
+class Batch:
+    """The samples of a step by their numbers, without their tensors: fields of Window and MicroBatch."""
+
+    indices: np.ndarray
+    positions: list[np.ndarray | None]
+    made_at: int | None = None
+
+    @classmethod
+    def of(cls, window: Window) -> Batch:
+        return cls(window.indices, [each.positions for each in window.micro_batches], window.made_at)
+
+    @property
+    def pieces(self) -> list[list[int]]:
+        """The numbers of the samples in each micro-batch of this rank; none where one only keeps it in step."""
+        return [[] if places is None else self.indices[places].tolist() for places in self.positions]
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.indices[:SHOWN].tolist()))
+        more = f" and {len(self.indices) - SHOWN} more" if len(self.indices) > SHOWN else ""
+        if self.made_at is None:
+            return f"training samples {shown}{more}"
+        return f"samples {shown}{more} (from 0) of those that the model made after step {self.made_at}"
+
+
+@dataclass(frozen=True)
 class PendingNumbers:
     """A step whose numbers have not been read yet."""
 
     step: int
-    indices: np.ndarray
+    batch: Batch
     loss: Tensor  # this rank's share
     result: StepResult
     mark: Any = None  # torch's generators before the step
@@ -97,7 +123,7 @@ class Anomaly:
     kind: Kind
     action: Action
     what: str  # in words
-    indices: np.ndarray
+    batch: Batch
     update_made: bool
     mark: Any = None
     before: Any = None
@@ -106,14 +132,9 @@ class Anomaly:
     def step(self) -> int:
         return self.numbers.step
 
-    @property
-    def samples(self) -> str:
-        shown = ", ".join(map(str, self.indices[:SHOWN].tolist()))
-        return shown + (f" and {len(self.indices) - SHOWN} more" if len(self.indices) > SHOWN else "")
-
     def __str__(self) -> str:
         done = {"told": "", "skipped": "; its update was left out", "stopped": ""}[self.action]
-        return f"step {self.step}: {self.what}{done}. The batch holds training samples {self.samples}"
+        return f"step {self.step}: {self.what}{done}. The batch holds {self.batch}"
 
 
 def ended(trouble: Anomaly, further: str = "") -> RunError:
@@ -217,7 +238,7 @@ class Watch:
             action = "stopped"
             what += f", and more than numerics.most_skips={self._config.most_skips} of the last {RECENT} steps are bad"
         made = not (pending.result.skipped or pending.result.held)
-        return Anomaly(numbers, kind, action, what, pending.indices, made, pending.mark, pending.before)
+        return Anomaly(numbers, kind, action, what, pending.batch, made, pending.mark, pending.before)
 
     def _skips_of_a_hundred(self, step: int) -> int:
         self._skipped[:] = [each for each in self._skipped if each > step - RECENT]

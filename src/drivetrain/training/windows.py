@@ -92,7 +92,7 @@ def _made_windows(
             why = f"step {step + 1}: {len(workload.made)} samples were made, for {updates} updates"
             raise RunError(f"{why}: let each prompt give more, or take fewer updates of them")
         epoch, _ = order.batch(step)
-        yield Window(step, epoch, indices, *_cut(workload, workload.made, indices, mine))
+        yield Window(step, epoch, indices, *_cut(workload, workload.made, indices, mine), made_at=first)
 
 
 def stand_in_window(workload: MakesSamples, order: Order, mine: Slice) -> Window:

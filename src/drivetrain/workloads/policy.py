@@ -99,7 +99,8 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         return invented_answer(prompt, number, self._learning.max_new_tokens)
 
     def shown(self, sample: Any) -> str:
-        return str(self._reader.tokenizer.decode(sample.ids.tolist(), clean_up_tokenization_spaces=False))
+        ids = sample["ids"] if isinstance(sample, dict) else sample.ids
+        return str(self._reader.tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False))
 
     @property
     def lengths(self) -> Sequence[int] | None:
