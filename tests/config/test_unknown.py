@@ -98,6 +98,7 @@ CHOICES = [
     ("precision=bf16-mix", "did you mean bf16-mixed?"),
     ("workload.type=text", "did you mean text_classification?"),
     ("engine=zero", "did you mean zero0, zero1, zero2 or zero3?"),
+    ("precision=BF16-MIXED", "did you mean bf16-mixed?"),
     ("engine=horovod", "give one of them"),
     ("schedule=cosine", "write schedule.name=cosine on the command line, schedule: {name: cosine} in the run file"),
 ]

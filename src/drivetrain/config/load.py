@@ -20,6 +20,7 @@ from drivetrain.config.field_paths import TAGS, blocks_of, field_paths
 from drivetrain.config.files import BrokenText, parsed_yaml, read_yaml
 from drivetrain.config.location import without_secrets
 from drivetrain.config.models_of_runs import with_checkpoints
+from drivetrain.config.near_names import suggestion
 from drivetrain.config.run import RunConfig
 from drivetrain.config.unknown import elsewhere_hint, owners_of, siblings, unknown
 from drivetrain.errors import Problem, UserError, clipped, problem, shown
@@ -200,7 +201,7 @@ def _problem(detail: ErrorDetails, raw: dict[str, Any]) -> Problem:
         tag, known = str(detail["ctx"]["tag"]), [name.strip("'") for name in detail["ctx"]["expected_tags"].split(", ")]
         short = [*SHORT] if path and path[0] == "engine" else []
         listed = ", ".join([*known, *(name for name in short if name.startswith("zero"))])
-        fix = _near_choice(tag, [*known, *short]) or "give one of them"
+        fix = suggestion(tag, [*known, *short]) or "give one of them"
         return Problem(field, f"{tag} was given; there are {listed}", fix)
     info = next((info for p, info in field_paths() if p == path), None)
     documentation = info.description if info else None
@@ -220,30 +221,12 @@ def _meant(detail: ErrorDetails, info: Any, field: str) -> str:
     if not isinstance(value, str):
         return ""
     if detail["type"] == "literal_error":
-        return _near_choice(value, re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
+        return suggestion(value, re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
     blocks = blocks_of(info.annotation) if info else []
     tag = next((tag for tag in TAGS if any(tag in block.model_fields for block in blocks)), None)
     if tag and detail["type"] in ("model_type", "model_attributes_type"):
         return f"write {field}.{tag}={value} on the command line, {field}: {{{tag}: {value}}} in the run file"
     return ""
-
-
-def _near_choice(value: str, names: Sequence[str]) -> str:
-    """Returns the choices that begin so, or those that are one mistake off, or else the nearest; "" where none is."""
-    found = [name for name in names if name.startswith(value)] if value else []
-    if not found:
-        near = difflib.get_close_matches(value, names)
-        found = [name for name in near if _is_one_mistake_off(value, name)] or near[:1]
-    return f"did you mean {' or '.join(filter(None, [', '.join(found[:-1]), found[-1]]))}?" if found else ""
-
-
-def _is_one_mistake_off(typed: str, name: str) -> bool:
-    """Returns whether one character more, less or another one, or two in the wrong order, are all that differs."""
-    pairs = enumerate(zip(typed, name, strict=False))
-    start = next((place for place, (one, other) in pairs if one != other), min(len(typed), len(name)))
-    typed, name = typed[start:], name[start:]
-    swapped = typed[:2] == name[1::-1] and typed[2:] == name[2:]
-    return swapped or typed[1:] == name[1:] or typed[1:] == name or typed == name[1:]
 
 
 def _once(problems: Sequence[Problem]) -> list[Problem]:

@@ -75,7 +75,7 @@ def own_function(config: training.Optimizer) -> Callable[..., Any] | None:
     if config.name in KINDS or not set(config.name) & set(".:"):
         return None
     low_rank.check_does_as_it_says(config.name)
-    found = import_object(config.name, "optimizer.name")
+    found = import_object(config.name, "optimizer.name", "class")
     return found if callable(found) and not isinstance(found, type) else None
 
 
@@ -162,7 +162,7 @@ def _imported(config: training.Optimizer) -> type[torch.optim.Optimizer]:
         why = f"{name} is {package}'s, which is not installed"
         raise problem("optimizer.name", why, remedy(package))
     low_rank.check_does_as_it_says(path)
-    cls = import_object(path, "optimizer.name")
+    cls = import_object(path, "optimizer.name", "class")
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
         raise problem("optimizer.name", f"{name} is no torch.optim.Optimizer", "name an optimizer class")
     first = next(iter(inspect.signature(cls).parameters), "")

@@ -102,7 +102,7 @@ def _tracker_class(name: str) -> Callable[[Path], Tracker]:
         near = difflib.get_close_matches(name, BUILT_IN, n=1)
         fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(BUILT_IN)}; others as package.module:Class"
         raise problem("tracking.trackers", f"there is no tracker {name!r}", fix)
-    found = import_object(TRACKERS.get(name, name), "tracking.trackers")
+    found = import_object(TRACKERS.get(name, name), "tracking.trackers", "class")
     if not (isinstance(found, type) and issubclass(found, Tracker)):
         raise problem("tracking.trackers", f"{name} is no Tracker", "derive from drivetrain.tracking.events.Tracker")
     return cast(Callable[[Path], Tracker], found)
