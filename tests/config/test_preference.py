@@ -157,3 +157,24 @@ def test_a_reference_is_computed_once_or_another_model(
     if preference.get("reference_model") and not why:
         given = preference.get("reference", "copy")
         assert run.workload.preference.reference == given  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("loss", ["dpo", "DPO", ["dpo", "nll"], {"dpo": 1.0}])
+def test_the_loss_dpo_is_refused_with_the_name_that_dpos_own_loss_has(tmp_path: Path, loss: Any) -> None:
+    workload = {"type": "language_model", "stage": "dpo", "model": {"path": str(tmp_path)}}
+    workload |= {"data": {"train": "owner/pairs", "template": "chatml"}, "preference": {"loss": loss}}
+    _, [found] = validate({"workload": workload, "batch_size": 8, "loop": {"steps": 10}}, [])
+    assert found.field == "workload.preference.loss"
+    assert "dpo is the name of a stage, and of no loss" in found.why
+    assert found.fix == "DPO's own loss is called sigmoid: write sigmoid, or leave it out at stage dpo"
+
+
+def test_a_stage_in_capital_letters_is_reported_with_its_name(tmp_path: Path) -> None:
+    workload = {
+        "type": "language_model",
+        "stage": "DPO",
+        "model": {"path": str(tmp_path)},
+        "data": {"train": "o/pairs"},
+    }
+    _, [found] = validate({"workload": workload, "batch_size": 8, "loop": {"steps": 10}}, [])
+    assert found.fix == "did you mean dpo?"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from drivetrain.config.adapter import Adapter
 from drivetrain.config.base import MaybeEmpty, doc
@@ -102,8 +103,13 @@ USUAL_BETA = {SIMPO: 2.0}  # Meng et al. 2024, section 3: 2.0 to 2.5; elsewhere 
 
 
 def _weighted(given: Any) -> Any:
-    """Returns a mapping for a loss's name, or for a list of names."""
+    """Returns a mapping for a loss's name, or for a list of names. Raises an error with its remedy for the name of the
+    stage dpo."""
     named = [given] if isinstance(given, str) else given
+    if isinstance(named, list | dict) and any(isinstance(each, str) and each.lower() == DPO for each in named):
+        why = "dpo is the name of a stage, and of no loss"
+        fix = "DPO's own loss is called sigmoid: write sigmoid, or leave it out at stage dpo"
+        raise PydanticCustomError("stage", "{why}", {"why": why, "fix": fix})
     return dict.fromkeys(named, 1.0) if isinstance(named, list) else named
 
 
