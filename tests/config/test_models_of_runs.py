@@ -10,7 +10,7 @@ import pytest
 from drivetrain.cli import main
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.load import load, validate
-from drivetrain.config.models_of_runs import checkpoint_of_run, with_checkpoints
+from drivetrain.config.models_of_runs import checkpoint_of_run, stage_of_checkpoint, with_checkpoints
 from drivetrain.config.rules import check_anywhere
 from tests.tiny_language import LLAMA, ROWS, write_lines
 
@@ -124,6 +124,21 @@ def test_a_run_without_an_adapter_to_go_on_with_is_refused_by_its_folder(tmp_pat
         paths, wrong = adapters(tmp_path, {"path": str(tmp_path / name)})
         assert paths == [name]
         assert wrong == [f"adapter.path: {why}\n    {fix}"]
+
+
+def test_the_stage_of_a_checkpoint_is_that_of_its_runs_file_where_one_can_be_read(tmp_path: Path) -> None:
+    folder = tmp_path / "run/checkpoints/step-00000002"
+    folder.mkdir(parents=True)
+    assert stage_of_checkpoint(str(folder)) is None
+    for text, stage in (
+        ("workload: {stage: sft}", "sft"),
+        ("workload: {}", None),
+        ("workload: sft", None),
+        ("workload: {stage: [sft]}", None),
+        ("{", None),
+    ):
+        (tmp_path / "run/run.yaml").write_text(text)
+        assert stage_of_checkpoint(str(folder)) == stage, text
 
 
 def test_a_run_goes_on_from_another_runs_folder_as_from_its_best_checkpoint(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
 
 from drivetrain.data.loader import MicroBatch
 from drivetrain.data.micro_batches import Slice
@@ -230,6 +230,30 @@ def test_what_is_no_reward_model_of_the_same_tokens_is_refused(tmp_path: Path) -
     other = workload(tmp_path)
     with pytest.raises(UserError, match="is no reward model"):
         passes_of(workload(tmp_path, rewards=[{"model": str(reward_folder(tmp_path / "classes", other, labels=3))}]))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_language_model_as_a_reward_model_is_refused_for_its_missing_head_and_with_its_stage(
+    tmp_path: Path, device: str
+) -> None:
+    """A check builds models on PyTorch's meta device, a training with their weights."""
+    folder = tmp_path / "sft" / "checkpoints" / "step-00000002"
+    fields = {key: value for key, value in LLAMA.items() if key != "model_type"}
+    AutoModelForCausalLM.from_config(LlamaConfig(**fields, vocab_size=260)).save_pretrained(folder)
+    workload(tmp_path).tokenizer.save_pretrained(folder)
+
+    def why() -> str:
+        work = workload(tmp_path, rewards=[{"model": str(folder)}])
+        build = work.auxiliary["reward_sft"].build
+        assert build is not None
+        with pytest.raises(UserError) as refused, torch.device(device):
+            build()
+        assert refused.value.problems[0].fix == "train one with stage: reward, and give its folder"
+        return refused.value.problems[0].why
+
+    assert why() == f"{folder} is no reward model: it has no score head"
+    (tmp_path / "sft" / "run.yaml").write_text("workload: {stage: sft}")
+    assert why() == f"{folder} is no reward model: it has no score head (it was trained with stage sft)"
 
 
 def test_an_evaluation_answers_each_prompt_once_with_the_likeliest_tokens(tmp_path: Path) -> None:

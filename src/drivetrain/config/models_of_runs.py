@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from drivetrain.config.base import Frozen
+from drivetrain.config.files import read_yaml
+from drivetrain.errors import UserError
 
 Block = TypeVar("Block", bound=Frozen)
 FIELDS = ("path", "tokenizer", "model")  # that name a model or its tokenizer, outside the blocks of data
@@ -62,3 +64,16 @@ def checkpoint_of_run(place: str, files: Sequence[str] = FILES) -> str:
         if link.is_symlink() and any((link / name).is_file() for name in files):
             return str(Path(place) / link.readlink())
     return place
+
+
+def stage_of_checkpoint(place: str) -> str | None:
+    """Returns the training stage of the run in whose folder a checkpoint lies, as its run.yaml has it; None where none
+    is known."""
+    folder = Path(place).expanduser().resolve()
+    file = next((each / "run.yaml" for each in folder.parents[:2] if (each / "run.yaml").is_file()), None)
+    try:
+        workload = {} if file is None else read_yaml(file).get("workload")
+    except UserError:  # the file only explains
+        return None
+    stage = workload.get("stage") if isinstance(workload, dict) else None
+    return stage if isinstance(stage, str) else None

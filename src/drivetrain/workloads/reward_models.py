@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from drivetrain.config.models_of_runs import stage_of_checkpoint
+from drivetrain.config.preference import REWARD
 from drivetrain.config.reinforcement import FIELD, Reward
 from drivetrain.data.tokenised import load_tokenizer
 from drivetrain.errors import problem
-from drivetrain.models.transformers_classifiers import build_classifier
+from drivetrain.models.model_folders import shapes_of_weights
+from drivetrain.models.transformers_classifiers import AT_RANDOM, build_classifier
 from drivetrain.workloads.loss_contract import Auxiliary
 from drivetrain.workloads.reward_build import LABELS
 
@@ -40,17 +44,21 @@ class RewardModel:
 
     def _built(self) -> nn.Module:
         """Raises UserError if the folder holds no scores: a head that starts at random would reward at random."""
-
-        def refuse(remark: str) -> None:
-            fix = "give a folder of stage reward's, or of a sequence classifier with one label"
-            raise problem(self._field, f"{self._path} is no reward model: {remark}", fix)
-
-        model: Any = build_classifier(SCORER, self._path, None, LABELS, self._field.removesuffix(".model"), refuse)
+        remarks: list[str] = []
+        field = self._field.removesuffix(".model")
+        model: Any = build_classifier(SCORER, self._path, None, LABELS, field, remarks.append)
+        held = shapes_of_weights(str(Path(self._path).expanduser()))
+        new: frozenset[str] = getattr(model, AT_RANDOM)
+        if held is not None and new and not new & held.keys():
+            stage = stage_of_checkpoint(self._path)
+            trained = "" if stage in (None, REWARD) else f" (it was trained with stage {stage})"
+            why = f"{self._path} is no reward model: it has no score head{trained}"
+            raise problem(self._field, why, "train one with stage: reward, and give its folder")
         if model.config.pad_token_id is None:
-            refuse(
-                "its config has no pad_token_id, by which a scorer finds an answer's last token; a language model of "
-                "another stage may lack it"
-            )
+            remarks.append("its config has no pad_token_id, by which a scorer finds an answer's last token")
+        if remarks:
+            fix = "give a folder of stage reward's, or of a sequence classifier with one label"
+            raise problem(self._field, f"{self._path} is no reward model: {remarks[0]}", fix)
         self._pad = int(model.config.pad_token_id)
         return model
 
