@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -130,6 +131,23 @@ def test_the_reference_is_chosen_by_what_needs_one(
 )
 def test_what_does_not_go_together_is_refused_with_its_reason(tmp_path: Path, given: dict[str, Any], why: str) -> None:
     assert why in said(built(tmp_path, **given))
+
+
+def test_a_misspelt_reward_that_ships_is_suggested_before_all_of_them_are_listed(tmp_path: Path) -> None:
+    assert "did you mean exact_match? Else give one of exact_match, regex," in said(
+        built(tmp_path, rewards="exactmatch")
+    )
+    assert "did you mean" not in said(built(tmp_path, rewards="helpfulness"))
+
+
+def test_the_reward_math_is_refused_with_its_extra_where_its_package_is_missing(tmp_path: Path) -> None:
+    run = built(tmp_path, rewards=["exact_match", "math"])
+    [found] = rules.check(run, replace(CPU, packages=frozenset()))
+    assert found.field == "workload.reinforcement.rewards.1.use"
+    assert found.why == "the reward math needs math_verify, which is not installed"
+    assert found.fix == "pip install 'drivetrain[rewards]'"
+    assert rules.check(run, replace(CPU, packages=frozenset({"math_verify"}))) == []
+    assert rules.check(built(tmp_path), replace(CPU, packages=frozenset())) == []
 
 
 def test_ppo_has_one_answer_and_no_scale_and_needs_a_whole_head(tmp_path: Path) -> None:

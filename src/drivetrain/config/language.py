@@ -13,7 +13,7 @@ from drivetrain.config.distillation import DISTILL, TEACHER, Distillation, disti
 from drivetrain.config.fine_tuning import OF_DISTRIBUTIONS, PLAIN, SFT, FineTuning, fine_tuning_problems
 from drivetrain.config.generation import Generation
 from drivetrain.config.language_data import LanguageData
-from drivetrain.config.language_model import LanguageModelModel
+from drivetrain.config.language_model import LanguageModelModel, expansion_problems
 from drivetrain.config.language_stages import FORMS, STAGES, SampleKind, Stage, StageName
 from drivetrain.config.machine import Machine
 from drivetrain.config.model_files import beyond_context, lacks_template
@@ -108,8 +108,11 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def named_functions(self) -> Sequence[tuple[str, str]]:
-        rewards = enumerate(self.reinforcement.rewards)
-        return [(f"workload.reinforcement.rewards.{n}.use", path) for n, each in rewards if (path := each.import_path)]
+        return self.reinforcement.named_functions
+
+    @property
+    def packages(self) -> Sequence[tuple[str, str, str]]:
+        return self.reinforcement.packages
 
     @property
     def runs_answers(self) -> bool:
@@ -242,7 +245,7 @@ class LanguageModel(WorkloadBlock):
         yield from preference_problems(self.preference, self.stage, run.adapter)
         yield from reinforcement_problems(self.reinforcement, self.stage, run.adapter)
         yield from self._split_problems(run)
-        yield from self._expansion_problems()
+        yield from expansion_problems(self.model, self.stage, self.auto_class == CAUSAL)
         if self.stage == PPO and run.engine.splits_the_head:
             why = "ppo's value head reads hidden states that no rank has as a whole"
             yield Problem("engine.tp", why, "leave tp out, or give stage: grpo")
@@ -256,16 +259,6 @@ class LanguageModel(WorkloadBlock):
             if other.precision not in (None, "fp32") and run.engine.splits_the_head:
                 why = "the trial step compares split layers with whole ones, and 16 bits of another model blur it"
                 yield Problem(f"{field}.precision", why, "leave it or tp out")
-
-    def _expansion_problems(self) -> Iterator[Problem]:
-        if self.model.add_blocks is None:
-            return
-        field = "workload.model.add_blocks"
-        if self.model.train_last_blocks is not None:
-            yield Problem(field, "the added blocks alone are trained", "leave it or train_last_blocks out")
-        if self.auto_class != CAUSAL:
-            why = f"stage {self.stage} trains its score too, which is new"
-            yield Problem(field, why, "add blocks in stage sft, and start from what it leaves")
 
     def adapter_problems(self) -> Iterator[Problem]:
         yield from super().adapter_problems()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from drivetrain.config.base import PathOrId, decides_memory, doc
 from drivetrain.config.workload_block import ModelBlock
+from drivetrain.errors import Problem
 
 
 class LanguageModelModel(ModelBlock):
@@ -35,3 +37,15 @@ class LanguageModelModel(ModelBlock):
     fused_loss: bool | Literal["auto"] = doc(
         "Compute head and loss in pieces, without ever holding all logits; auto does so where they are many", "auto"
     )
+
+
+def expansion_problems(model: LanguageModelModel, stage: str, is_causal: bool) -> Iterator[Problem]:
+    """Yields why no blocks can be added to a model. is_causal: whether its head gives the next token's logits."""
+    if model.add_blocks is None:
+        return
+    field = "workload.model.add_blocks"
+    if model.train_last_blocks is not None:
+        yield Problem(field, "the added blocks alone are trained", "leave it or train_last_blocks out")
+    if not is_causal:
+        why = f"stage {stage} trains its score too, which is new"
+        yield Problem(field, why, "add blocks in stage sft, and start from what it leaves")

@@ -27,6 +27,7 @@ OPTIONAL = {
         "lowbit", "optimizer.name=adamw8bit, quantised_base=int4, quantisation_aware, precision=fp8-mixed"
     ),
     "pytorch_optimizer": Package("lowrank", "optimizer.name=galore"),
+    "math_verify": Package("rewards", "the reward math"),
     "tensorboard": Package("tensorboard", "the tensorboard tracker"),
     "wandb": Package("wandb", "the wandb tracker"),
     "mlflow": Package("mlflow", "the mlflow tracker"),
@@ -77,6 +78,7 @@ def needed(run: RunConfig) -> Iterator[tuple[str, str, str]]:
     """Yields (field of the run file, feature that needs the package, package)."""
     for package in sorted(run.engine.packages):
         yield "engine", f"engine={run.engine.label}", package
+    yield from run.workload.packages
     if run.adapter is not None:
         yield "adapter", "it", "peft"
     if run.quantised_base is not None:

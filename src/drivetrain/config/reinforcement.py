@@ -14,6 +14,7 @@ from drivetrain.config.adapter import Adapter
 from drivetrain.config.base import Frozen, PathOrId, decides_memory, doc
 from drivetrain.config.generation import Generation
 from drivetrain.config.models_of_runs import name_of
+from drivetrain.config.near_names import suggestion
 from drivetrain.config.reference import ReferenceBlock, reference_problems
 from drivetrain.config.rollout_server import RolloutServer, as_server, server_problems
 from drivetrain.errors import Problem
@@ -22,6 +23,7 @@ FIELD = "workload.reinforcement"
 GRPO, RLOO, PPO = "grpo", "rloo", "ppo"
 STAGES = (GRPO, RLOO, PPO)
 VERIFIERS = ("exact_match", "regex", "math", "code", "length")  # functions of drivetrain.rewards.verifiers
+PACKAGES = {"math": "math_verify"}  # verifier -> the optional package that it needs
 
 LossName = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo", "rloo", "ppo"]
 # the mean over the global batch: of each answer's mean over its tokens; over all tokens; of each answer's sum, divided
@@ -177,6 +179,18 @@ class Reinforcement(ReferenceBlock):
     )
     allow_code: bool = doc("Let the reward code run, isolated, the Python that the model writes", False)
 
+    @property
+    def named_functions(self) -> list[tuple[str, str]]:
+        """(field of the run file, import path) of the rewards that are the user's own functions."""
+        rewards = enumerate(self.rewards)
+        return [(f"{FIELD}.rewards.{number}.use", path) for number, each in rewards if (path := each.import_path)]
+
+    @property
+    def packages(self) -> list[tuple[str, str, str]]:
+        """(field of the run file, verifier, package that it needs) of the rewards that need an optional package."""
+        uses = [(f"{FIELD}.rewards.{number}.use", each.use) for number, each in enumerate(self.rewards)]
+        return [(field, f"the reward {use}", PACKAGES[use]) for field, use in uses if use in PACKAGES]
+
     def loss_of(self, stage: str) -> LossName:
         return self.loss or USUAL_LOSS[stage]
 
@@ -293,7 +307,9 @@ def _of_rewards(block: Reinforcement) -> Iterator[Problem]:
             yield Problem(place, f"of use and model {given}", "give one of them")
         if each.import_path is not None and ":" not in each.import_path and "." not in each.import_path:
             why = f"{each.use!r} is no reward that ships, and no import path"
-            yield Problem(f"{place}.use", why, f"give one of {', '.join(VERIFIERS)}, or package.module:name")
+            known = f"give one of {', '.join(VERIFIERS)}, or package.module:name"
+            near = suggestion(each.import_path, VERIFIERS)
+            yield Problem(f"{place}.use", why, f"{near} Else {known}" if near else known)
         for name in ("time_limit", "processes", "options"):
             if each.model is not None and getattr(each, name) != Reward.model_fields[name].default:
                 yield Problem(f"{place}.{name}", "a reward model runs on the run's own devices", "leave it out")

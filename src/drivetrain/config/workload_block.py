@@ -145,6 +145,11 @@ class WorkloadBlock(Frozen):
         return ()
 
     @property
+    def packages(self) -> Sequence[tuple[str, str, str]]:
+        """(field of the run file, feature, optional package that it needs)."""
+        return ()
+
+    @property
     def runs_answers(self) -> bool:
         """Whether code runs that the model writes."""
         return False
