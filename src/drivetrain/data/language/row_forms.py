@@ -25,6 +25,12 @@ LOOKED_AT = 20  # first rows, from which a format is guessed
 
 
 def form_of(source: DataSource, entry: Entry | None, rows: Rows, field: str, kind: SampleKind) -> RowSchema:
+    """Returns the schema of a source's rows, which hold samples of that kind. Raises UserError if they hold others."""
+    form = _form_of(source, entry, rows, field, kind)
+    return replace(form, prompts=kind == "prompts" and not form.ranking)
+
+
+def _form_of(source: DataSource, entry: Entry | None, rows: Rows, field: str, kind: SampleKind) -> RowSchema:
     fix = "give workload.stage=pretrain"
     if source.formatting == "text":
         raise problem(field, f"{source.path} holds texts, no conversations", fix)

@@ -281,8 +281,7 @@ def _opened(
         column = text_column_of(source, entry, rows, field)
         return OpenSet(name, source, rows, None, column, samples, files=files, cache=data.cache)
     form = form_of(source, entry, rows, field, kind)
-    every_pair, prompts = form.scored and data.pairs == "all", kind == "prompts" and not form.ranking
-    form = replace(form, default_system=data.system, every_pair=every_pair, prompts=prompts)
+    form = replace(form, default_system=data.system, every_pair=form.scored and data.pairs == "all")
     unseen: list[str] = []
     if data.stream:
         check_names(form, source.replace, field)
