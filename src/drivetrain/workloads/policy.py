@@ -47,6 +47,7 @@ from drivetrain.workloads.made_answers import (
     with_answers,
 )
 from drivetrain.workloads.metrics import Metric
+from drivetrain.workloads.missing_references import check_references
 from drivetrain.workloads.policy_losses import FORMULAS, Tokens, averaged, divergences
 from drivetrain.workloads.reward_models import RewardModel
 from drivetrain.workloads.rewarding import Answered, Rewarding
@@ -61,10 +62,10 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
     def __init__(self, config: LanguageModel, seed: int) -> None:
         super().__init__(config, seed)
         self._learning, self._loss = config.reinforcement, config.reinforcement.loss_of(config.stage)
-        self._each = self._learning.answers_of(config.stage)
-        self._importance = self._learning.importance_of(config.stage)
-        self.passes_per_batch, self.server = self._learning.passes, self._learning.server
-        rewards = self._learning.rewards
+        learning, rewards = self._learning, self._learning.rewards
+        self._each, self._importance = learning.answers_of(config.stage), learning.importance_of(config.stage)
+        self.passes_per_batch, self.server = learning.passes, learning.server
+        check_references(self.train, rewards, self._reader.warn)
         self._rewarding = Rewarding(rewards)
         self._reward_models = [
             RewardModel(each, number, self.tokenizer) for number, each in enumerate(rewards) if each.model is not None

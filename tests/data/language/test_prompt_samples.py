@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from drivetrain.data import rows
 from drivetrain.errors import UserError
 from tests.workloads.policy_cases import workload
 
@@ -17,10 +19,11 @@ TALK = [
     {"role": "user", "content": "2 + 2?"},
     {"role": "assistant", "content": "4"},
 ]
+BRIEF = {"use": "length", "options": {"most": 8, "over": 4}}
 
 
 def prompts(folder: Path, **data: Any) -> list[tuple[str, str]]:
-    work = workload(folder, data={"evaluation_fraction": 0, **data})
+    work = workload(folder, data={"evaluation_fraction": 0, **data}, rewards=BRIEF)
     found = [work.train.load(index, 0) for index in range(len(work.train))]
     return [(work.tokenizer.decode(each.ids.tolist()), each.reference) for each in found]
 
@@ -54,3 +57,78 @@ def test_a_prompt_that_leaves_no_room_for_an_answer_is_too_long(tmp_path: Path) 
     ) as refused:
         prompts(tmp_path, **data, too_long="error")
     assert len(refused.value.problems) == 1
+
+
+FORMS: dict[str, list[dict[str, Any]]] = {
+    "a prompt alone, as TRL has them": [{"prompt": "2 + 2?"}],
+    "messages, as TRL has them": [{"prompt": [{"role": "user", "content": "2 + 2?"}]}],
+    "an empty output": [{"instruction": "2 + 2?", "output": ""}],
+    "messages of the user": [{"messages": [{"role": "user", "content": "2 + 2?"}]}],
+    "sharegpt": [{"conversations": [{"from": "human", "value": "2 + 2?"}]}],
+}
+
+
+@pytest.mark.parametrize("given", FORMS.values(), ids=FORMS)
+def test_prompts_need_no_reply(tmp_path: Path, given: list[dict[str, Any]]) -> None:
+    """Each is the prompt that it is with a reply."""
+    (tmp_path / "rows.json").write_text(json.dumps(given))
+    (tmp_path / "with.json").write_text(json.dumps([{"instruction": "2 + 2?", "output": "4"}]))
+    same = {"template": "chatml", "length": 64}
+    [(text, reference)] = prompts(tmp_path, train=str(tmp_path / "rows.json"), **same)
+    assert reference is None
+    assert prompts(tmp_path, train=str(tmp_path / "with.json"), **same) == [(text, "4")]
+
+
+def test_a_talk_that_ends_with_the_user_is_a_prompt_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "talk.json").write_text(json.dumps([{"messages": TALK[:3]}, {"messages": TALK}]))
+    (first, none), (second, four) = prompts(tmp_path, train=str(tmp_path / "talk.json"), template="chatml")
+    assert first == second
+    assert (none, four) == (None, "4")
+
+
+def test_replies_may_be_missing_in_some_rows_of_large_files_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "LARGE", 0)
+    (tmp_path / "large.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "answer": "yes"}\n')
+    found = prompts(tmp_path, train=str(tmp_path / "large.jsonl"), cache=str(tmp_path / "cache"))
+    assert found == [("a", None), ("b", "yes")]
+
+
+def test_preferences_read_as_prompts_have_the_chosen_answer_as_reference(tmp_path: Path) -> None:
+    row = {"instruction": "2 + 2?", "chosen": "4", "rejected": "5"}
+    (tmp_path / "pairs.json").write_text(json.dumps([row]))
+    assert prompts(tmp_path, train=str(tmp_path / "pairs.json")) == [("2 + 2?", "4")]
+
+
+@pytest.mark.parametrize(
+    ("reward", "compares"),
+    [
+        ("exact_match", True),
+        ("math", True),
+        ({"use": "regex", "options": {"pattern": "(.)", "compare": True}}, True),
+        ({"use": "regex", "options": {"pattern": "4"}}, False),
+        ("code", True),
+        ({"use": "code", "options": {"tests": "assert f(1)"}}, False),
+        (BRIEF, False),
+    ],
+)
+def test_a_reward_that_compares_with_a_reply_that_no_row_has_is_refused(
+    tmp_path: Path, reward: Any, compares: bool
+) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(FORMS["an empty output"]))
+    given = {"train": str(tmp_path / "rows.json"), "evaluation_fraction": 0}
+    with pytest.raises(UserError, match="of 1 prompts none has a reply") if compares else nullcontext():
+        workload(tmp_path, data=given, rewards=[reward])
+
+
+def test_where_some_rows_have_a_reply_or_some_rewards_need_none_it_is_a_warning(tmp_path: Path) -> None:
+    ends = {"use": "regex", "options": {"pattern": "4"}}
+    for name, given, rewards in (
+        ("some.json", [{"prompt": "1 + 1?"}, {"prompt": "2 + 2?", "answer": "4"}], ["exact_match"]),
+        ("none.json", [{"prompt": "1 + 1?"}], ["exact_match", ends]),
+    ):
+        (tmp_path / name).write_text(json.dumps(given))
+        data = {"train": str(tmp_path / name), "evaluation_fraction": 0}
+        work = workload(tmp_path, data=data, rewards=rewards)
+        assert any(f"of {len(given)} prompts 1 have no reply" in each for each in work.warnings)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.alpaca import read_alpaca
 from drivetrain.data.language.conversations import Conversation, Message
+from drivetrain.data.language.missing_replies import lacks_reply, prompt_of, with_reply
 from drivetrain.data.language.openai_messages import read_openai
 from drivetrain.data.language.row_schema import (
     COLUMNS,
@@ -85,11 +86,14 @@ def conversations_of(
 
 
 def read_conversation(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:
-    """Reads a row that is one conversation. Raises RowError with the reason if it is none."""
+    """Reads a row that is one conversation, or with `form.prompts` one without its reply, which ends with another
+    message. Raises RowError with the reason if it is none."""
     if form.steps:
         return _read_steps(row, form, where, replace)
     if form.labels:
         return _read_labelled(row, form, where, replace)
+    if form.prompts and lacks_reply(row, form):
+        return prompt_of(_read_one(with_reply(row, form), form, where, replace))
     return _read_pair(row, form, where, replace) if form.pairs else _read_one(row, form, where, replace)
 
 
@@ -227,6 +231,8 @@ def check_columns(form: RowSchema, keys: Sequence[str], field: str, needed: Cont
     """
     problems, others = [], []
     for name, column in form.named.items():
+        if form.prompts and name == "response":
+            continue
         if column not in keys and needed is not None and name not in needed:
             others.append(column)
         elif column not in keys:

@@ -16,6 +16,7 @@ from drivetrain.data.array_store import default_root
 from drivetrain.data.block_work import stored_blocks
 from drivetrain.data.language.chat import ChatTemplate, ConversationTokens, TrainOn, looked_at
 from drivetrain.data.language.conversations import Conversation
+from drivetrain.data.language.missing_replies import answered
 from drivetrain.data.language.stored_conversations import StoredConversations
 from drivetrain.data.token_cache import Arrays, cached, content_key
 
@@ -42,7 +43,7 @@ def conversation_tokens(
         header.append(date.today().isoformat())
     if isinstance(conversations, StoredConversations):
         return _stored(conversations, template, tokenizer, train_on, cache, header, pairs)
-    each = both_sides(conversations) if pairs else conversations
+    each = both_sides(conversations) if pairs else [*map(answered, conversations)]
     key = content_key(header, tokenizer, chain.from_iterable(map(_texts, each)))
     held, warning = cached(cache, key, lambda: _held(template.tokenised(each, train_on)), _is_whole)
     return _tokens_of(held, held["counts"], json.loads(held["problems"].tobytes())), warning
@@ -85,7 +86,8 @@ def _tokens_of_block(
 ) -> dict[str, np.ndarray]:
     each, sides = conversations[start:stop], 2 if pairs else 1
     checked = {sides * (index - start) for index in looked_at(len(conversations)) if start <= index < stop}
-    made = _held(template.tokenised(both_sides(each) if pairs else each, train_on, checked))
+    talks = both_sides(each) if pairs else [*map(answered, each)]
+    made = _held(template.tokenised(talks, train_on, checked))
     made["lengths"] = np.diff(made.pop("offsets"))
     made["origin"] = made["origin"] + sides * start
     return made

@@ -1,8 +1,4 @@
-"""Reads files of prompts: rows of which some, or all, have no reply.
-
-A row is read as the conversation that it would be with a reply, by the readers of training data, so that both take the
-same rows; the reply that stood in for the missing one is taken away again.
-"""
+"""Reads files of prompts: rows of which some, or all, have no reply."""
 
 from __future__ import annotations
 
@@ -17,23 +13,15 @@ from drivetrain.config.language_data import DataSource
 from drivetrain.config.location import store_address
 from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.data_files import data_files, is_there
-from drivetrain.data.language.conversation_formats import (
-    MESSAGES,
-    guessed_messages,
-    most_used,
-    present,
-    read_conversation,
-)
+from drivetrain.data.language.conversation_formats import read_conversation
 from drivetrain.data.language.conversations import Conversation
+from drivetrain.data.language.missing_replies import lacks_reply
+from drivetrain.data.language.prompt_forms import prompt_schema
 from drivetrain.data.language.row_forms import LOOKED_AT
-from drivetrain.data.language.row_schema import COLUMNS, RowError, RowSchema
+from drivetrain.data.language.row_schema import RowError, RowSchema
 from drivetrain.data.packed_files import ending
 from drivetrain.data.row_blocks import ENDINGS, TEXTS, RowFile
 from drivetrain.errors import Problem, UserError
-
-PROMPTS = ("instruction", "prompt", "question")
-REPLIES = ("output", "response", "completion", "answer")
-STAND_IN = "a reply"  # no prompt depends on it
 
 
 @dataclass(frozen=True)
@@ -56,7 +44,7 @@ class PromptFiles:
     @cached_property
     def lack_replies(self) -> bool:
         """Returns whether some row has no reply. Reads up to the first of them."""
-        return any(_lacks_reply(row, self.form) for file in self.files for row in _rows(file))
+        return any(lacks_reply(row, self.form) for file in self.files for row in _rows(file))
 
     def read(self, broken: list[Problem]) -> Iterator[Conversation | BadRow]:
         """Yields each row's conversation, or why it has none; a prompt alone ends with another message than a reply.
@@ -68,21 +56,10 @@ class PromptFiles:
                 for row, number in zip(block.rows, block.numbers, strict=True):
                     where = file.where(number)
                     try:
-                        yield self._conversation(row, where)
+                        yield read_conversation(row, self.form, where, self.replace)
                     except RowError as error:
                         yield BadRow(where, str(error))
             broken += [file.broken(faults)] if faults else []
-
-    def _conversation(self, row: Mapping[str, Any], where: str) -> Conversation:
-        if not _lacks_reply(row, self.form):
-            return read_conversation(row, self.form, where, self.replace)
-        found = read_conversation(_with_reply(row, self.form), self.form, where, self.replace)
-        prompt = found.messages[:-1]
-        if not any(each.role != "system" for each in prompt):
-            raise RowError("it has a system message alone: nothing is asked")
-        if prompt[-1].role == "system":
-            raise RowError("it ends with a message of the system, where the user's must stand")
-        return dataclasses.replace(found, messages=prompt)
 
 
 def prompt_files(path: str, field: str, source: DataSource, system: str | None) -> PromptFiles | None:
@@ -102,10 +79,10 @@ def prompt_files(path: str, field: str, source: DataSource, system: str | None) 
     files = [RowFile(file, name, field, "line") for name, file in named.items()]
     try:
         if all(ending(each.path) in TEXTS for each in files):
-            form: RowSchema | None = RowSchema("alpaca", {"prompt": "text"}, default_system=system)
+            form: RowSchema | None = RowSchema("alpaca", {"prompt": "text"}, default_system=system, prompts=True)
         else:
             first = list(islice((row for file in files for row in _rows(file)), LOOKED_AT))
-            form = _form_of(first, source)
+            form = prompt_schema(first, source)
         if form is None:
             return None
         found = PromptFiles(files, dataclasses.replace(form, default_system=system), source.replace)
@@ -117,48 +94,3 @@ def prompt_files(path: str, field: str, source: DataSource, system: str | None) 
 def _rows(file: RowFile) -> Iterator[Mapping[str, Any]]:
     for block in file.blocks():
         yield from block.rows
-
-
-def _form_of(first: Sequence[Mapping[str, Any]], source: DataSource) -> RowSchema | None:
-    """Returns the schema of rows that may lack their replies; None if they hold no prompts, two kinds of them, or
-    preferences."""
-    keys = list(dict.fromkeys(key for row in first for key in row))
-    if "chosen" in keys or source.formatting == "text":
-        return None
-    columns, tags = source.columns, source.tags
-    if columns.get("prompt") in keys:
-        return RowSchema("alpaca", columns, tags)
-    if source.formatting in ("sharegpt", "openai"):
-        schema = RowSchema(source.formatting, columns, tags, by_usual_names=not columns)
-        if schema.required["messages"] in keys:
-            return schema
-    listed = columns.get("messages")
-    for column in [listed] if listed in keys else [*most_used(MESSAGES, first), "prompt"]:
-        formatting = guessed_messages(first, column, tags)
-        if formatting is not None and "instruction" not in keys and not (column == "prompt" and {*REPLIES} & {*keys}):
-            return RowSchema(formatting, {**present(keys, formatting), "messages": column}, tags, by_usual_names=True)
-    prompt = next((each for each in PROMPTS if each in keys), None)
-    if prompt is None or any(isinstance(row.get(each), list) for row in first for each in (prompt, *MESSAGES)):
-        return None
-    # as in training data a bare "input" belongs to an instruction alone
-    beside = present(keys, "alpaca") if prompt == "instruction" else {}
-    reply = next((each for each in REPLIES if each in keys), COLUMNS["alpaca"]["response"])
-    return RowSchema("alpaca", {**beside, "prompt": prompt, "response": reply}, tags, by_usual_names=True)
-
-
-def _lacks_reply(row: Mapping[str, Any], form: RowSchema) -> bool:
-    if form.formatting == "alpaca":
-        reply = row.get(form.required["response"])
-        return reply is None or (isinstance(reply, str) and not reply.strip())
-    listed = row.get(form.required["messages"])
-    last = listed[-1] if isinstance(listed, list) and listed else None
-    word = last.get(form.tag("role_tag")) if isinstance(last, dict) else None
-    return isinstance(word, str) and form.roles.get(word) in ("user", "observation", "system")
-
-
-def _with_reply(row: Mapping[str, Any], form: RowSchema) -> Mapping[str, Any]:
-    if form.formatting == "alpaca":
-        return {**row, form.required["response"]: STAND_IN}
-    column = form.required["messages"]
-    reply = {form.tag("role_tag"): form.tag("assistant_tag"), form.tag("content_tag"): STAND_IN}
-    return {**row, column: [*row[column], reply]}

@@ -1,4 +1,4 @@
-"""Turns conversations into prompts: all before the last reply, which is the reference of answers."""
+"""Turns conversations into prompts: all before the last reply, which is the reference of answers if there is one."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ def _problems(places: Sequence[str], lengths: np.ndarray, data: LanguageData, co
         yield Problem(f"{FIELD}.length", f"and {len(lengths) - SHOWN} more prompts are too long", fix)
 
 
-class LastReplies(Sequence[str]):
-    """The last reply of each of the conversations of these indices, read when it is used."""
+class LastReplies(Sequence[str | None]):
+    """The reply that each of the conversations of these indices ends with, read when it is used; None of one that is a
+    prompt alone."""
 
     def __init__(self, conversations: Sequence[Conversation], indices: np.ndarray) -> None:
         self._conversations, self._indices = conversations, indices
@@ -77,5 +78,5 @@ class LastReplies(Sequence[str]):
         return len(self._indices)
 
     def __getitem__(self, number: Any) -> Any:
-        messages = self._conversations[int(self._indices[number])].messages
-        return next(each.content for each in reversed(messages) if each.role == "assistant")
+        last = self._conversations[int(self._indices[number])].messages[-1]
+        return last.content if last.role == "assistant" else None

@@ -10,6 +10,7 @@ from drivetrain.config.language_data import DataSource
 from drivetrain.config.language_stages import SampleKind
 from drivetrain.data.language.conversation_formats import guess_formatting
 from drivetrain.data.language.preference_rows import preference_problem, preferences_in
+from drivetrain.data.language.prompt_forms import prompt_schema
 from drivetrain.data.language.registry import Entry
 from drivetrain.data.language.row_schema import PREFERENCE, RowSchema
 from drivetrain.data.language.scored_rows import scored_schema
@@ -24,6 +25,12 @@ LOOKED_AT = 20  # first rows, from which a format is guessed
 
 
 def form_of(source: DataSource, entry: Entry | None, rows: Rows, field: str, kind: SampleKind) -> RowSchema:
+    """Returns the schema of a source's rows, which hold samples of that kind. Raises UserError if they hold others."""
+    form = _form_of(source, entry, rows, field, kind)
+    return replace(form, prompts=kind == "prompts" and not form.ranking)
+
+
+def _form_of(source: DataSource, entry: Entry | None, rows: Rows, field: str, kind: SampleKind) -> RowSchema:
     fix = "give workload.stage=pretrain"
     if source.formatting == "text":
         raise problem(field, f"{source.path} holds texts, no conversations", fix)
@@ -53,6 +60,9 @@ def form_of(source: DataSource, entry: Entry | None, rows: Rows, field: str, kin
     try:
         return replace(guess_formatting(first, field, source.path, columns, tags), labels=labels)
     except UserError as error:
+        found = prompt_schema(first, source) if kind == "prompts" else None
+        if found is not None:
+            return found
         raise _no_conversations(error, first, source.path, field, kind) from None
 
 

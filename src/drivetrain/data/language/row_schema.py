@@ -80,6 +80,7 @@ class RowSchema:
     every_pair: each two of them with different scores are a pair, not the best and the worst alone.
     steps: the columns `completions` and `labels` have the steps of an answer, and whether each is right.
     labels: the column `kto_tag` distinguishes replies to learn from those to avoid.
+    prompts: the reply may be missing: the row is a prompt alone then.
     margins: the column `margin` has the number by which the chosen answer of a pair is better, where a row has one.
     default_system: the system message of rows that have none.
     """
@@ -96,6 +97,7 @@ class RowSchema:
     every_pair: bool = False
     steps: bool = False
     margins: bool = False
+    prompts: bool = False
 
     @cached_property
     def required(self) -> dict[str, str]:

@@ -200,18 +200,18 @@ class StepSamples:
 
 
 class PromptSample(NamedTuple):
-    """A prompt to answer. ids: (T,) int32; reference: the reply in the data."""
+    """A prompt to answer. ids: (T,) int32; reference: the reply in the data, if any."""
 
     ids: np.ndarray
-    reference: str
+    reference: str | None
 
 
 @dataclass(frozen=True)
 class PromptSamples:
-    """N prompts. prompts: N samples without targets; references: the reply of each."""
+    """N prompts. prompts: N samples without targets; references: the reply of each, if any."""
 
     prompts: TokenSamples
-    references: Sequence[str]
+    references: Sequence[str | None]
 
     def __len__(self) -> int:
         return len(self.prompts)

@@ -280,8 +280,8 @@ def _opened(
     if kind == "texts":
         column = text_column_of(source, entry, rows, field)
         return OpenSet(name, source, rows, None, column, samples, files=files, cache=data.cache)
-    form = replace(form_of(source, entry, rows, field, kind), default_system=data.system)
-    form = replace(form, every_pair=form.scored and data.pairs == "all")
+    form = form_of(source, entry, rows, field, kind)
+    form = replace(form, default_system=data.system, every_pair=form.scored and data.pairs == "all")
     unseen: list[str] = []
     if data.stream:
         check_names(form, source.replace, field)

@@ -1,0 +1,42 @@
+"""Checks that prompts have the replies which some rewards compare answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from drivetrain.config.reinforcement import Reward
+from drivetrain.data.language.samples import JoinedSamples, PromptSamples
+from drivetrain.errors import problem
+from drivetrain.workloads.base import Samples
+
+LOOKED_AT = 1_000  # prompts: replies of large data sets are read from disk
+
+
+def check_references(samples: Samples, rewards: Sequence[Reward], warn: Callable[[str], None]) -> None:
+    """Warns where prompts have no reply and a reward needs it. Raises UserError where no answer would get a reward."""
+    comparing = [each for each in rewards if _compares(each)]
+    known = [reference is not None for reference in islice(_references(samples), LOOKED_AT)] if comparing else []
+    if all(known):
+        return
+    names = " and ".join(dict.fromkeys(str(each.use) for each in comparing))
+    looked = f"the first {len(known):,} prompts" if len(known) == LOOKED_AT else f"{len(known):,} prompts"
+    if not any(known) and len(comparing) == len(rewards):
+        why = f"of {looked} none has a reply in the data, with which {names} compares answers: none gets a reward"
+        fix = "give the rows their right answers (as output), or a reward that needs none: a function or a model"
+        raise problem("workload.reinforcement.rewards", why, fix)
+    lacking = known.count(False)
+    warn(f"of {looked} {lacking:,} have no reply in the data: {names} has nothing to compare their answers with")
+
+
+def _compares(reward: Reward) -> bool:
+    """Returns whether a reward that ships needs the reference."""
+    options = reward.options
+    needs = {"exact_match": True, "math": True, "regex": options.get("compare"), "code": not options.get("tests")}
+    return bool(needs.get(reward.use or ""))
+
+
+def _references(samples: Samples) -> Iterator[str | None]:
+    for part in samples.parts if isinstance(samples, JoinedSamples) else ():
+        if isinstance(part, PromptSamples):
+            yield from (part.references[number] for number in range(len(part)))
