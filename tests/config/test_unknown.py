@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from drivetrain.config.load import load
+from drivetrain.config.rules import judged_anywhere
 from drivetrain.errors import Problem, UserError
 
 RUN = """
@@ -46,6 +48,18 @@ def test_a_misspelt_key_is_reported_with_the_nearest_of_its_own_workload(tmp_pat
 def test_a_key_as_other_trainers_call_it_is_reported_with_its_name_here(tmp_path: Path, given: str, meant: str) -> None:
     found = words(tmp_path, "optimizer={name: adamw}", f"{given}=1")
     assert f"{given}: there is no such key\n    did you mean {meant}?" in found
+
+
+def test_what_a_misspelt_stage_would_read_is_not_refused_for_the_usual_stage(tmp_path: Path) -> None:
+    (tmp_path / "talk.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
+    stage = {"type": "language_model", "stage": "gpro", "reinforcement": {"rewards": "exact_match", "answers": 4}}
+    more = {"model": {"config": {"model_type": "llama"}}, "data": {"train": str(tmp_path / "talk.jsonl")}}
+    (tmp_path / "run.yaml").write_text(json.dumps({"workload": {**stage, **more}, "loop": {"steps": 1}}))
+    run, problems = load(tmp_path / "run.yaml")
+    assert run is not None
+    found = "\n".join(map(str, judged_anywhere(run, problems)))
+    assert "did you mean grpo?" in found
+    assert "reinforcement" not in found
 
 
 def test_an_option_of_another_engine_names_that_engine(tmp_path: Path) -> None:

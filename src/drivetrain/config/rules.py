@@ -52,8 +52,7 @@ def _check_here(run: RunConfig, machine: Machine, knows_engine: bool = True) -> 
 def judged_anywhere(run: RunConfig, found: Sequence[Problem]) -> list[Problem]:
     """Returns the problems of a run on any machine, at most one a field. found: those of its file."""
     reported = _reported(found)
-    others = check_anywhere(run, ENGINE not in reported)
-    return [*found, *(problem for problem in others if problem.field not in reported)]
+    return [*found, *_further(check_anywhere(run, ENGINE not in reported), reported)]
 
 
 def judged(run: RunConfig, found: Sequence[Problem], machine: Machine) -> tuple[RunConfig, list[Problem]]:
@@ -61,7 +60,17 @@ def judged(run: RunConfig, found: Sequence[Problem], machine: Machine) -> tuple[
     reported = _reported(found)
     run, knows_engine = resolved(run, machine), ENGINE not in reported
     others = [*check_anywhere(run, knows_engine), *_check_here(run, machine, knows_engine)]
-    return run, [*found, *(problem for problem in others if problem.field not in reported)]
+    return run, [*found, *_further(others, reported)]
+
+
+def _further(problems: Sequence[Problem], reported: set[str]) -> list[Problem]:
+    """Returns the problems of fields that are not reported already. One whose reason is the value of such a field
+    ("workload.stage is pretrain") is left out too: that is the default, which the user never gave."""
+    return [
+        problem
+        for problem in problems
+        if problem.field not in reported and not any(f"{field} is " in problem.why for field in reported)
+    ]
 
 
 def _reported(found: Sequence[Problem]) -> set[str]:

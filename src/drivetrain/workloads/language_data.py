@@ -227,11 +227,15 @@ class LanguageReader:
     def _cut(self, conversations: Sequence[Conversation], account: Account) -> Cut[Any]:
         assert self.template is not None
         more: dict[str, Any] = {}
+        context: int | None = None
         if self._kind == "prompts":  # answers to a prompt need places of the model's context behind it
-            more = {"context": context_of_model(self._config, self.tokenizer)}
+            context = context_of_model(self._config, self.tokenizer)
+            more = {"context": context}
         elif self._kind == "steps":
             more = {"separator": self._config.preference.step_separator}
         cut = CUTS[self._kind](conversations, self.template, self.tokenizer, self._data, **more)
+        if context is not None and len(cut.samples):
+            self._warn_of_little_room(int(cut.samples.prompts.lengths.max()), context, account.name)
         account.bad += cut.bad
         account.truncated += cut.truncated
         account.too_long += cut.too_long
@@ -241,6 +245,12 @@ class LanguageReader:
         if cut.warning:
             self.warn(cut.warning)
         return cut
+
+    def _warn_of_little_room(self, longest: int, context: int, name: str) -> None:
+        wanted = self._config.reinforcement.max_new_tokens
+        if longest + wanted > context:
+            left = f"after its {longest} tokens the model's context of {context} has room for {context - longest} more"
+            self.warn(f"the longest prompt of {name}: {left}, and reinforcement.max_new_tokens is {wanted}")
 
     def _tell(self, cut: Cut[Any], name: str, fate: str) -> None:
         assert self.template is not None

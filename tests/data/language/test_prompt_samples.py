@@ -132,3 +132,13 @@ def test_where_some_rows_have_a_reply_or_some_rewards_need_none_it_is_a_warning(
         data = {"train": str(tmp_path / name), "evaluation_fraction": 0}
         work = workload(tmp_path, data=data, rewards=rewards)
         assert any(f"of {len(given)} prompts 1 have no reply" in each for each in work.warnings)
+
+
+@pytest.mark.parametrize(("most", "warned"), [(122, False), (123, True)])
+def test_answers_that_may_be_longer_than_the_context_leaves_room_for_are_a_warning(
+    tmp_path: Path, most: int, warned: bool
+) -> None:
+    """The longest prompt has 6 of the tiny model's 128 positions."""
+    found = workload(tmp_path, max_new_tokens=most).warnings
+    words = "after its 6 tokens the model's context of 128 has room for 122 more, and reinforcement.max_new_tokens is"
+    assert any(f"{words} {most}" in each for each in found) is warned
