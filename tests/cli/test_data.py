@@ -320,6 +320,17 @@ def test_the_first_prompt_is_shown_with_its_reference_and_no_token_as_trained(dr
     assert out.split("reference, which rewards may compare answers with\n")[1].startswith("0\n")
 
 
+def test_a_prompt_alone_is_shown_as_a_prompt_without_a_reference(drivetrain: Drivetrain) -> None:
+    Path("prompts.jsonl").write_text('{"prompt": "say 1"}\n{"prompt": "say 2"}\n')
+    brief = ("reinforcement.rewards=[{use: length, options: {most: 4, over: 2}}]", "reinforcement.max_new_tokens=4")
+    given = ("workload.stage=grpo", *brief, "data.train=prompts.jsonl", "data.evaluation=null", "--rows", "1")
+    code, out, _ = drivetrain("data", "run.yaml", *given)
+    assert code == 0
+    assert re.search(r"^tokens +[\d,]+, all of prompts", out, re.M)
+    assert "no reply in the data" in out
+    assert "are trained on" not in out
+
+
 def test_trained_tokens_are_marked_with_colour_and_without() -> None:
     assert "<|im_start|>assistant\n⟦0<|im_end|>⟧\n" in printed(terminal=False)
     coloured = printed()

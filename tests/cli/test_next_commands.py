@@ -21,10 +21,10 @@ def run(**loop: int) -> RunConfig:
 
 def test_a_completed_run_is_predicted_with_looked_at_and_trained_longer() -> None:
     found = dict(next_commands(Path("my run.yaml"), ["lr=3e-4"], run(epochs=5), "completed"))
-    assert list(found) == ["predict", "plots", "train longer"]
+    assert list(found) == ["predict", "its page", "train longer"]
     words = shlex.split(found["train longer"])
     assert words == ["drivetrain", "train", "my run.yaml", "lr=3e-4", "loop.epochs=10", "--resume"]
-    assert shlex.split(found["plots"])[2:] == ["runs/my run", "--output", "runs/my run/page"]
+    assert shlex.split(found["its page"])[2:] == ["runs/my run", "--output", "runs/my run/page.html"]
 
 
 def test_a_run_that_was_made_longer_by_an_override_is_made_longer_by_one() -> None:

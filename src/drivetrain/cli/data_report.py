@@ -265,6 +265,9 @@ def _prompt(sample: Report, console: Console) -> None:
     answered = f"{sample['from']}: {sample['tokens']:,} tokens, which the model answers"
     _say(console, f"\n[bold]first prompt[/] {escape(answered)}")
     console.print(_marked(sample["pieces"]), soft_wrap=not console.is_terminal)
+    if sample["reference"] is None:
+        _say(console, "no reply in the data, with which rewards could compare answers")
+        return
     _say(console, "[bold]reference[/], which rewards may compare answers with")
     console.print(escape(sample["reference"]), soft_wrap=not console.is_terminal)
 

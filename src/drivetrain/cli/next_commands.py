@@ -35,7 +35,7 @@ def next_commands(
         *(ask if writes_texts else []),
         *([("merge into the base, verified", export)] if _merges(run) else []),
         *(predict if evaluated else []),  # else there are no evaluation data to predict for
-        ("plots", f"drivetrain report {folder} --output {shlex.quote(f'{run.folder}/page')}"),
+        ("its page", f"drivetrain report {folder} --output {shlex.quote(f'{run.folder}/page.html')}"),
         ("train longer", f"drivetrain train {resumed} {longer} --resume"),
     ]
 

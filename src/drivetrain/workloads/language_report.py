@@ -83,7 +83,7 @@ def data_report(
     first: list[Tokenised] = [*known, *windows]
     found["sample"] = _sample(reader, first[0]) if first else None
     prompts = [part for part in parts if isinstance(part, PromptSamples) and len(part)]
-    if prompts and prompts[0].references[0] is not None:
+    if prompts:
         found["sample"]["reference"] = prompts[0].references[0]
     return found
 
