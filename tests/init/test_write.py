@@ -386,6 +386,13 @@ def test_what_is_no_data_is_refused_with_the_reason(here: Path, name: str, conte
     assert not (here / "run.yaml").exists()
 
 
+def test_prompts_without_answers_lead_to_the_recipe_that_learns_from_rewards(here: Path) -> None:
+    (here / "prompts.jsonl").write_text('{"prompt": "say 1"}\n{"prompt": "say 2"}\n')
+    with pytest.raises(UserError, match="drivetrain init rewards-grpo"):
+        kind_of(here / "prompts.jsonl")
+    assert "rewards-grpo" in dict(recipes())
+
+
 def test_columns_that_are_named_do_not_hide_another_separator(here: Path) -> None:
     (here / "a.csv").write_text("评论;类别\n好;1\n差;0\n")
     for text in ("评论", "评论;类别"):

@@ -186,6 +186,11 @@ def _labelled(path: Path, table: Any, columns: list[str], text: str | None, labe
     if own_text is None or own_label is None:
         what = "no column that could be labels" if own_label is None else "no column of texts"
         fix = "name them: --text-column NAME --label-column NAME"
+        if own_label is None and named(columns, ASKED) is not None:
+            fix += (
+                "; of prompts without answers a model learns by rewards: drivetrain init rewards-grpo --output "
+                "run.yaml, and name the file there (workload.data.train) and a reward of yours"
+            )
         raise problem("--data", f"{path} has {what}; its columns are {', '.join(columns[:20])}", fix)
     classes = tuple(sorted({str(value) for value in table[own_label].dropna()} - {""}))
     if len(classes) < 2:
