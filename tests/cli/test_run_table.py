@@ -25,6 +25,13 @@ def lines(made: RunReport) -> dict[str, str]:
     return {name.strip(): value.strip() for name, value in rows}
 
 
+def test_the_parts_of_the_time_of_a_resumed_run_are_those_since_it_went_on() -> None:
+    assert "of which" in lines(report(engaged=WHOLE))
+    shown = lines(report(engaged=WHOLE, first_step=1200))
+    assert "of which" not in shown
+    assert shown["of which since step 1,200"].startswith("data 0.5 s")
+
+
 def test_a_plain_run_shows_no_line_of_what_it_did_not_do() -> None:
     shown = lines(report(engaged=WHOLE))
     assert shown["engine"] == "single (Module)"

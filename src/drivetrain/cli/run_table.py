@@ -35,7 +35,9 @@ def report_table(report: RunReport) -> Table:
         "steps": f"{report.steps:,} ({_epochs(report.epochs)}{report.samples:,} samples)",
         "skipped steps": str(report.skipped_steps),
         "time": seconds(report.seconds),
-        "of which": ", ".join(f"{name} {seconds(value)}" for name, value in report.seconds_by_part.items()),
+        f"of which{_since(report)}": ", ".join(
+            f"{name} {seconds(value)}" for name, value in report.seconds_by_part.items()
+        ),
         "restarts": _restarts(report),
         "samples/s": "" if report.samples_per_second is None else rate_text(report.samples_per_second, 1),
         "peak memory": _memory(report),
@@ -164,6 +166,11 @@ def _waiting(report: RunReport) -> str:
     least = report.ranks[0]["bubble"]
     shown = ", ".join(f"{sum(of) / len(of):.0%}" for _, of in sorted(shares.items()))
     return f"{shown} of each window" + (f" ({least:.0%} is the schedule's bubble)" if least is not None else "")
+
+
+def _since(report: RunReport) -> str:
+    """Returns since when the time is divided: a process knows its own alone."""
+    return f" since step {report.first_step:,}" if report.first_step else ""
 
 
 def _engine(report: RunReport) -> str:

@@ -122,7 +122,7 @@ def _result(record: Record) -> Rows:
         **shown,
         "device": report.device,
         "parameters": "" if total is None else f"{total:,}" + (f", {trained:,} trained" if trained != total else ""),
-        "time by part": parts,
+        "time by part": parts + (f" (since step {report.first_step:,})" if parts and report.first_step else ""),
         "peak memory": ", ".join(f"{size_text(size)} {kind}" for kind, size in report.peak_memory.items()),
         "utilisation": _utilisation(report),
         "model FLOP/s": _flops(report),

@@ -50,6 +50,7 @@ class RunReport(BaseModel):
 
     seconds: float  # wall time of the training loop over all its parts, resumed ones included
     seconds_by_part: dict[str, float]  # of this process
+    first_step: int = 0  # steps that were made before this process began, of a run that was resumed
     samples_per_second: float | None  # steady: without the first steps, evaluation and saving
     peak_memory: dict[str, int]  # of the rank that needed most
     utilisation: dict[str, Any]  # of all devices

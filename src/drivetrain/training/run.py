@@ -183,7 +183,7 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
     closing = closing_lines(status, progress, checkpoints, trained_nothing)
     if report is None:
         report = report_of(parts, checkpoints, progress, status, order).model_copy(
-            update={"network": network, **effective(parts, progress.elapsed_seconds, before)}
+            update={"network": network, "first_step": first_step, **effective(parts, progress.elapsed_seconds, before)}
         )
         ranks.on_first(lambda: report.write(parts.folder.report))
     events.send(RunFinished(status, progress.step, "\n".join(filter(None, (closing, report.chance)))))
