@@ -87,8 +87,9 @@ class Batch:
         shown = ", ".join(map(str, self.indices[:SHOWN].tolist()))
         more = f" and {len(self.indices) - SHOWN} more" if len(self.indices) > SHOWN else ""
         if self.made_at is None:
-            return f"training samples {shown}{more}"
-        return f"samples {shown}{more} (from 0) of those that the model made after step {self.made_at}"
+            return f"The batch holds training samples {shown}{more}"
+        made = f"those that the model made after step {self.made_at}"
+        return f"The batch holds samples {shown}{more} (from 0) of {made}"
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Anomaly:
 
     def __str__(self) -> str:
         done = {"told": "", "skipped": "; its update was left out", "stopped": ""}[self.action]
-        return f"step {self.step}: {self.what}{done}. The batch holds {self.batch}"
+        return f"step {self.step}: {self.what}{done}. {self.batch}"
 
 
 def ended(trouble: Anomaly, further: str = "") -> RunError:
