@@ -18,7 +18,7 @@ from drivetrain.checkpoint.run_state import verify
 from drivetrain.config.engines import SINGLE
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
-from drivetrain.config.micro_batch_backoff import again
+from drivetrain.config.micro_batch_backoff import BOUNDS, again
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import MicroBatch, Window
 from drivetrain.distributed.communicator import Communicator
@@ -96,8 +96,10 @@ def replay(path: Path, step: int, say: Say, trust: bool = False) -> Replay:
 def on_one_process(run: RunConfig) -> RunConfig:
     """The same training in one process: the same batches, cut as before as far as one process can."""
     batch = {"batch_size": run.global_batch, "batch_size_per_device": None}
-    share = math.ceil(run.global_batch / run.data_parallel_size)
-    cut = {"micro_batch_size": min(run.micro_batch, share)}
+    share = math.ceil(run.step_samples / run.data_parallel_size)
+    # one process cuts by itself as it did, by a bound in tokens that the run file may not name
+    is_same = run.data_parallel_size == 1 and run.micro_batch_limit is None
+    cut = {"micro_batch_size": None if is_same else min(run.micro_batch, share)}
     alone = {"engine": SINGLE, "processes": None, "nodes": 1}
     plain = {"compile": False, "loader": run.loader.model_copy(update={"workers": 0})}
     return run.model_copy(update={**batch, **cut, **alone, **plain})
@@ -128,7 +130,7 @@ class _Replayer:
             progress, start = self._started(step, ranks)
             noted = read_trouble(self._folder.trouble, step) or {}
             cut = on_one_process(again(self._first, noted.get("reduction") or progress.reduction))
-            self._run = self._run.model_copy(update={"micro_batch_size": cut.micro_batch_size})
+            self._run = self._run.model_copy(update={name: getattr(cut, name) for name in BOUNDS})
             steps = ObservedSteps(self._run, self._machine, self._workload, self._engine, self._order)
             if progress.step < step - 1:
                 self._say(f"going forward from step {progress.step} to {step - 1}")
