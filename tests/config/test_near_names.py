@@ -1,4 +1,4 @@
-"""What a misspelt name probably means."""
+"""Tests which name is suggested in place of a misspelt one."""
 
 from __future__ import annotations
 
