@@ -72,6 +72,21 @@ def test_a_run_reports_its_rewards_and_every_answer(drivetrain: Command, tmp_pat
     assert "answer" in (tmp_path / "rows.csv").read_text().splitlines()[0]
 
 
+def test_a_function_gets_columns_and_messages_of_each_row(drivetrain: Command, tmp_path: Path) -> None:
+    """TRL's rows and its functions for messages; each answer's reward tells from which row its column came."""
+    path = run_file(tmp_path, rewards={"use": "tests.rewards.scores:of_row", "messages": True})
+    rows = [{"prompt": [{"role": "user", "content": f"say {n}"}], "answer": n, "level": 2 * n} for n in range(12)]
+    write_lines(tmp_path / "rows.jsonl", rows)
+    code, _, err = drivetrain("train", str(path), "--quiet", "workload.data.evaluation_fraction=0.25")
+    assert code == 0, err
+    for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines():
+        each = json.loads(line)
+        assert each["reward"] == 2 * int(each["prompt"].removeprefix("say ")) + len(each["answer"]) / 1000
+    code, out, err = drivetrain("evaluate", str(path))
+    assert code == 0, err
+    assert json.loads(out)["metrics"]["reward"] >= 2
+
+
 @pytest.mark.parametrize(
     ("name", "why"), [("nothing", "scores has no nothing"), ("needs_more", "missing a required argument: 'solution'")]
 )

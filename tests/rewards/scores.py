@@ -19,6 +19,29 @@ def short(completions: list[str], **others: Any) -> list[float]:
     return [-len(each) for each in completions]  # type: ignore[misc]
 
 
+def by_level(completions: list[str], answer: list[str], level: list[int | None], base: int) -> list[float]:
+    assert len(completions) == len(answer) == len(level)
+    return [base + (each or 0) * (text == right) for text, right, each in zip(completions, answer, level, strict=True)]
+
+
+def names(**others: Any) -> list[float]:
+    assert set(others) == {"prompts", "completions", "completion_ids", "references", "level"}
+    assert others["prompts"] == ["p"]
+    return [float(each) for each in others["level"]]
+
+
+def of_messages(prompts: list[Any], completions: list[Any]) -> list[int]:
+    asked = [prompt[-1]["content"] for prompt in prompts]
+    return [len(one) + len(answer[0]["content"]) for one, answer in zip(asked, completions, strict=True)]
+
+
+def of_row(prompts: list[Any], completions: list[Any], level: list[int], answer: list[int]) -> list[float]:
+    for prompt, twice, right in zip(prompts, level, answer, strict=True):
+        assert prompt == [{"role": "user", "content": f"say {right}"}]
+        assert twice == 2 * right
+    return [each + len(one[0]["content"]) / 1000 for each, one in zip(level, completions, strict=True)]
+
+
 async def later(completions: list[str], factor: float) -> list[float]:
     await asyncio.sleep(0.01)
     return [factor * len(each) for each in completions]

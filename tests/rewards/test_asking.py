@@ -112,6 +112,49 @@ def test_an_error_of_a_verifier_that_ships_names_no_line() -> None:
     assert found.failure == "ValueError: the pattern 'a' has no group to compare"
 
 
+def test_a_function_gets_the_columns_that_it_names() -> None:
+    """As TRL gives them: a list with the row's value for each answer, None where the row has none."""
+    reward = AskedReward(Reward(use="tests.rewards.scores:by_level", options={"base": 1}), 0, ["answer", "level"])
+    found: dict[int, Sequence[Scored]] = {}
+    groups = [
+        Group("p", None, ["a", "b"], [[1], [2]], {"answer": "b", "level": 3, "base": 9}),
+        Group("p", None, ["c"], [[1]], {"answer": "c"}),
+    ]
+    reward.ask(list(enumerate(groups)), found.__setitem__)
+    assert [[each.value for each in found[number]] for number in (0, 1)] == [[1, 4], [1]]
+
+
+def test_a_function_with_others_gets_all_columns_but_those_called_as_its_lists_are() -> None:
+    reward = AskedReward(Reward(use="tests.rewards.scores:names"), 0, ["level", "prompts", "no name"])
+    found: dict[int, Sequence[Scored]] = {}
+    reward.ask([(0, Group("p", None, ["a"], [[1]], {"level": 1, "prompts": "other", "no name": 2}))], found.__setitem__)
+    assert found[0] == [Scored(1.0)]
+
+
+def test_a_function_may_get_messages_as_trl_has_them() -> None:
+    reward = AskedReward(Reward(use="tests.rewards.scores:of_messages", messages=True), 0)
+    found: dict[int, Sequence[Scored]] = {}
+    prompt = [{"role": "user", "content": "2 + 2?"}]
+    reward.ask([(0, Group("user: 2 + 2?", None, ["4", "five"], [[1], [2]], {}, prompt))], found.__setitem__)
+    assert [each.value for each in found[0]] == [7, 10]
+
+
+def test_a_verifier_that_ships_gets_no_columns() -> None:
+    """`tests` is an option of the reward code, and may be a column of the data."""
+    reward = AskedReward(Reward(use="exact_match"), 0, ["ignore_case"])
+    found: dict[int, Sequence[Scored]] = {}
+    reward.ask([(0, Group("p", "A", ["a"], [[1]], {"ignore_case": True}))], found.__setitem__)
+    assert found[0] == [Scored(0.0)]
+
+
+def test_a_function_that_names_a_column_no_row_has_is_refused_with_those_that_rows_have() -> None:
+    with pytest.raises(UserError) as refused:
+        AskedReward(Reward(use="tests.rewards.scores:by_level", options={"base": 1}), 0, ["answers", "level"]).start()
+    [problem] = refused.value.problems
+    assert "missing a required argument: 'answer'" in problem.why
+    assert "completion_ids, answers, level (with **others" in problem.fix
+
+
 def test_a_function_that_names_none_of_the_lists_is_refused_with_their_names() -> None:
     with pytest.raises(UserError) as refused:
         AskedReward(Reward(use="tests.rewards.scores:other_names"), 0).start()

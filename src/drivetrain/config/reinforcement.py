@@ -98,6 +98,10 @@ class Reward(Frozen):
     time_limit: float = doc("Seconds a call may take; then its process is ended, and the answer has none", 30, gt=0)
     processes: int = doc("Processes that compute it, on each rank", 1, gt=0)
     options: dict[str, Any] = doc("Further keyword arguments of the function: {pattern: ...} of regex", {})
+    messages: bool = doc(
+        "A function of your own gets prompts and completions as lists of {role, content}, as TRL has them of messages",
+        False,
+    )
 
     @property
     def label(self) -> str:
@@ -301,15 +305,21 @@ def _of_rewards(block: Reinforcement) -> Iterator[Problem]:
     for label in sorted({each for each in labels if labels.count(each) > 1}):
         yield Problem(f"{field}.name", f"two rewards are called {label}", "give each a name of its own")
     for number, each in enumerate(block.rewards):
-        place = f"{field}.{number}"
-        if (each.use is None) == (each.model is None):
-            given = "neither was given" if each.use is None else "both were given"
-            yield Problem(place, f"of use and model {given}", "give one of them")
-        if each.import_path is not None and ":" not in each.import_path and "." not in each.import_path:
-            why = f"{each.use!r} is no reward that ships, and no import path"
-            known = f"give one of {', '.join(VERIFIERS)}, or package.module:name"
-            near = suggestion(each.import_path, VERIFIERS)
-            yield Problem(f"{place}.use", why, f"{near} Else {known}" if near else known)
-        for name in ("time_limit", "processes", "options"):
-            if each.model is not None and getattr(each, name) != Reward.model_fields[name].default:
-                yield Problem(f"{place}.{name}", "a reward model runs on the run's own devices", "leave it out")
+        yield from _of_one(each, f"{field}.{number}")
+
+
+def _of_one(reward: Reward, place: str) -> Iterator[Problem]:
+    own = reward.import_path
+    if (reward.use is None) == (reward.model is None):
+        given = "neither was given" if reward.use is None else "both were given"
+        yield Problem(place, f"of use and model {given}", "give one of them")
+    if own is not None and ":" not in own and "." not in own:
+        why = f"{own!r} is no reward that ships, and no import path"
+        known = f"give one of {', '.join(VERIFIERS)}, or package.module:name"
+        near = suggestion(own, VERIFIERS)
+        yield Problem(f"{place}.use", why, f"{near} Else {known}" if near else known)
+    if reward.messages and own is None:
+        yield Problem(f"{place}.messages", "it is for functions of your own: others read texts", "leave it out")
+    for name in ("time_limit", "processes", "options"):
+        if reward.model is not None and getattr(reward, name) != Reward.model_fields[name].default:
+            yield Problem(f"{place}.{name}", "a reward model runs on the run's own devices", "leave it out")

@@ -6,8 +6,8 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drivetrain.config.reinforcement import FIELD, Reward
@@ -16,25 +16,32 @@ from drivetrain.rewards.process import FailedCall, RewardProcess, WrongCount
 
 @dataclass(frozen=True)
 class Group:
-    """Answers to one prompt. prompt, reference: texts, as are answers. ids: tokens of each answer."""
+    """Answers to one prompt. prompt, reference: texts, as are answers. ids: tokens of each answer. columns: what the
+    prompt's row has, by name. messages: the prompt's, as a chat template takes them."""
 
     prompt: str
     reference: str | None
     answers: Sequence[str]
     ids: Sequence[Sequence[int]]
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, Any]] = ()
 
     def only(self, number: int) -> Group:
-        return Group(self.prompt, self.reference, self.answers[number : number + 1], self.ids[number : number + 1])
+        one = slice(number, number + 1)
+        return replace(self, answers=self.answers[one], ids=self.ids[one])
 
-    @property
-    def given(self) -> dict[str, list[Any]]:
-        """The arguments of a reward, by name: a list with an entry for each answer."""
+    def given(self, as_messages: bool) -> dict[str, Any]:
+        """The arguments of a reward: a list with an entry for each answer, and the columns, which are one for all.
+
+        as_messages: whether prompts and answers are lists of messages."""
         count = len(self.answers)
+        answers = [[{"role": "assistant", "content": each}] if as_messages else each for each in self.answers]
         return {
-            "prompts": [self.prompt] * count,
-            "completions": list(self.answers),
+            "prompts": [self.messages if as_messages else self.prompt] * count,
+            "completions": answers,
             "completion_ids": [list(each) for each in self.ids],
             "references": [self.reference] * count,
+            "columns": self.columns,
         }
 
 
@@ -52,11 +59,12 @@ Receive = Callable[[int, Sequence[Scored]], None]  # the number of a group, and 
 class AskedReward:
     """One reward that a function computes, in its processes."""
 
-    def __init__(self, reward: Reward, number: int) -> None:
+    def __init__(self, reward: Reward, number: int, columns: Sequence[str] = ()) -> None:
+        """columns: those that rows have."""
         self.reward = reward
         self.wrong_count: str | None = None  # of a call for several answers that was made again for each
-        field = f"{FIELD}.rewards.{number}.use"
-        self._processes = [RewardProcess(reward, field) for _ in range(reward.processes)]
+        where = f"{FIELD}.rewards.{number}.use"
+        self._processes = [RewardProcess(reward, where, columns) for _ in range(reward.processes)]
         weakref.finalize(self, _close, self._processes)
 
     def begin(self) -> None:
@@ -104,7 +112,7 @@ class AskedReward:
         """Returns the values of a group's answers. If the call for all of them fails, each is asked for by itself."""
         count = len(group.answers)
         try:
-            return [Scored(*each) for each in process.values(group.given, count)]
+            return [Scored(*each) for each in process.values(group.given(self.reward.messages), count)]
         except FailedCall as error:
             if count == 1:
                 return [Scored(None, str(error))]

@@ -35,8 +35,10 @@ class RewardProcess:
     before it stops: a call that they ended would be made again, answer by answer.
     """
 
-    def __init__(self, reward: Reward, field: str) -> None:
+    def __init__(self, reward: Reward, field: str, columns: Sequence[str] = ()) -> None:
+        """columns: those that rows have, which a function of the user's own may name."""
         self._reward, self._field = reward, field
+        self._columns = list(columns) if reward.import_path is not None else []
         self._process: subprocess.Popen[bytes] | None = None
         self._ready_by: float | None = None  # while it is not known whether it is ready: the time by which it must be
         self._read = b""
@@ -52,7 +54,8 @@ class RewardProcess:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True)
         self._ready_by = time.monotonic() + START_SECONDS
         with suppress(BrokenPipeError):  # a process that ended is reported by `start`, which gets no answer
-            self._send({"path": self._reward.use, "field": self._field, "options": self._reward.options})
+            function = {"path": self._reward.use, "field": self._field, "options": self._reward.options}
+            self._send({**function, "columns": self._columns})
 
     def start(self) -> None:
         """Waits until the process is ready, and starts it before if need be. Raises UserError if the function cannot be
@@ -70,7 +73,7 @@ class RewardProcess:
         if "error" in found:
             raise problem(self._field, f"{self._reward.use}: {found['error']}", "correct the function")
 
-    def values(self, given: Mapping[str, Sequence[Any]], count: int) -> list[tuple[float | None, str | None]]:
+    def values(self, given: Mapping[str, Any], count: int) -> list[tuple[float | None, str | None]]:
         """Returns `count` rewards, None where the function has none, and beside each the reason if the function's value
         is no reward. Raises FailedCall with the reason if it gave none."""
         self.start()

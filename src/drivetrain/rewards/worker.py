@@ -56,21 +56,25 @@ def _loaded(settings: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
     parameters = inspect.signature(function).parameters.values()
     takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
     names = {each.name for each in parameters}
-    given = [name for name in GIVEN if takes_all or name in names]
+    columns = [each for each in settings["columns"] if each not in (*GIVEN, *options) and each.isidentifier()]
+    given = [name for name in (*GIVEN, *columns) if takes_all or name in names]
     try:
         inspect.signature(function).bind(**dict.fromkeys(given), **options)
     except TypeError as error:
         listed = ", ".join([*given, *options]) or "none of the lists that a reward gets"
         fix = "give what is missing in its options"
         if function.__module__ != verifiers.__name__:
-            fix += f", and name its lists as they are called: {', '.join(GIVEN)} (with **others it gets all)"
+            known = ", ".join([*GIVEN, *columns])
+            fix += f", and name its lists as they are called: {known} (with **others it gets all)"
         raise problem(field, f"{path} cannot be called with {listed}: {error}", fix) from None
 
     if function is verifiers.code:
         _check_isolation(options, field)
 
     def call(arguments: dict[str, Any]) -> Any:
-        found = function(**{name: arguments[name] for name in given}, **options)
+        count, row = len(arguments["completions"]), arguments.pop("columns")
+        lists = {name: arguments[name] if name in GIVEN else [row.get(name)] * count for name in given}
+        found = function(**lists, **options)
         return asyncio.run(found) if inspect.iscoroutine(found) else found
 
     return call

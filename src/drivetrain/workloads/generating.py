@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from torch import nn
 
 from drivetrain.config.generation import Generation
 from drivetrain.config.rollout_server import RolloutServer
+from drivetrain.data.language.samples import PromptRow
 from drivetrain.data.ordered_cuts import OrderedSizes
 from drivetrain.runtime.journal import Journal
 from drivetrain.workloads.base import Batch, Samples, Workload
@@ -24,12 +25,13 @@ OF_REWARD = "reward_"  # begins the names of single rewards among the metrics of
 @dataclass(frozen=True)
 class Prompt:
     """A prompt. ids: the model's input. reference: the answer in the data, if any. name: file and row, of a prompt of a
-    file that is predicted for."""
+    file that is predicted for. row: of a prompt whose answers are judged by it."""
 
     text: str
     ids: tuple[int, ...]
     reference: str | None = None
     name: str | None = None
+    row: PromptRow | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

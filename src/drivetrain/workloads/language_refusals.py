@@ -11,6 +11,7 @@ from typing import TypeVar
 from drivetrain.config.language_data import LanguageData
 from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.chat import ChatTemplate
+from drivetrain.data.language.prompt_replies import answered
 from drivetrain.data.language.sets import DataSet, OpenSet, bad_row_problems, read_set
 from drivetrain.errors import Problem, UserError, together
 
@@ -68,5 +69,6 @@ def _read(field: str, opened: Sequence[OpenSet], seed: int) -> list[DataSet]:
 
 
 def _refused(dataset: DataSet, template: ChatTemplate, data: LanguageData) -> DataSet:
-    refused = template.refused(dataset.conversations[:MOST_RENDERED], data.train_on)
+    whole = [answered(each) for each in dataset.conversations[:MOST_RENDERED]]
+    refused = template.refused(whole, data.train_on)
     return DataSet(dataset.name, dataset.rows, bad=[BadRow(where, why) for where, why in refused])

@@ -84,7 +84,7 @@ def data_report(
     found["sample"] = _sample(reader, first[0]) if first else None
     prompts = [part for part in parts if isinstance(part, PromptSamples) and len(part)]
     if prompts:
-        found["sample"]["reference"] = prompts[0].references[0]
+        found["sample"]["reference"] = prompts[0].rows[0].reference
     return found
 
 

@@ -169,7 +169,7 @@ class LanguageSamplesWorkload(Speaks):
             segments = [{"text": text, "trained": trained} for text, trained in pieces]
             at_length = len(ids) >= self._config.data.length
             found.append({"name": name, "segments": segments, "length": len(ids), "at_length": at_length})
-        return {"sides": found, **({"reference": sample.reference} if is_prompt and sample.reference else {})}
+        return {"sides": found, **({"reference": sample.row.reference} if is_prompt and sample.row.reference else {})}
 
     @property
     def warnings(self) -> Sequence[str]:

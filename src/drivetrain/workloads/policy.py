@@ -27,6 +27,7 @@ from drivetrain.workloads.against_reference import AgainstReference, numbers_of
 from drivetrain.workloads.base import Batch, BestMetric, Samples
 from drivetrain.workloads.exporting import PlainBatch
 from drivetrain.workloads.generating import JudgedAnswer, JudgesAnswers, MakesSamples, Making, Prompt, Rollout
+from drivetrain.workloads.judged_rows import check_references, column_names
 from drivetrain.workloads.language_model import IGNORED
 from drivetrain.workloads.loss_contract import LOSS, ONE_TERM, Auxiliary, LossContext
 from drivetrain.workloads.made_answers import (
@@ -47,7 +48,6 @@ from drivetrain.workloads.made_answers import (
     with_answers,
 )
 from drivetrain.workloads.metrics import Metric
-from drivetrain.workloads.missing_references import check_references
 from drivetrain.workloads.policy_losses import FORMULAS, Tokens, averaged, divergences
 from drivetrain.workloads.reward_models import RewardModel
 from drivetrain.workloads.rewarding import Answered, Rewarding
@@ -66,7 +66,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
         self._each, self._importance = learning.answers_of(config.stage), learning.importance_of(config.stage)
         self.passes_per_batch, self.server = learning.passes, learning.server
         check_references(self.train, rewards, self._reader.warn)
-        self._rewarding = Rewarding(rewards)
+        self._rewarding = Rewarding(rewards, column_names((self.train, self.evaluation), rewards))
         self._reward_models = [
             RewardModel(each, number, self.tokenizer) for number, each in enumerate(rewards) if each.model is not None
         ]
@@ -324,7 +324,7 @@ class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
     def _prompt(self, sample: PromptSample) -> Prompt:
         ids = sample.ids.tolist()
         text = self._reader.tokenizer.decode(ids, skip_special_tokens=True)
-        return Prompt(text, tuple(ids), sample.reference)
+        return Prompt(text, tuple(ids), sample.row.reference, row=sample.row)
 
     def plain_batch(self, model: nn.Module, samples: Sequence[Any]) -> PlainBatch:
         return super().plain_batch(model, [(each.ids, np.ones(len(each.ids), dtype=bool)) for each in samples])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivetrain.config.reinforcement import Reward
+from drivetrain.data.language.samples import PromptRow
 from drivetrain.errors import RunError, together
 from drivetrain.rewards.asking import AskedReward, Group, Scored
 from drivetrain.runtime.journal import Journal
@@ -31,9 +32,10 @@ class Answered:
 
 
 class Rewarding:
-    def __init__(self, rewards: Sequence[Reward]) -> None:
+    def __init__(self, rewards: Sequence[Reward], columns: Sequence[str] = ()) -> None:
+        """columns: those that rows have, which functions of the user's own may name."""
         self._weights = {each.label: each.weight for each in rewards}
-        self._asked = [AskedReward(each, number) for number, each in enumerate(rewards) if each.model is None]
+        self._asked = [AskedReward(each, n, columns) for n, each in enumerate(rewards) if each.model is None]
         self._notes: dict[str, str] = {}  # by label
         self._reported: set[str] = set()
 
@@ -87,7 +89,9 @@ class Rewarding:
     def _of(self, asked: AskedReward, groups: Sequence[Sequence[Answered]], journal: Journal) -> list[Scored]:
         """Returns one reward's values of all answers, group after group. Values that failed are not kept: a run that is
         resumed asks for them again, since the reason, such as a service that was down, may be gone."""
-        described = asked.reward.model_dump(mode="json", include={"use", "options"})
+        reward = asked.reward
+        decides = {"use", "options", "messages"} if reward.messages else {"use", "options"}  # keys of older journals
+        described = reward.model_dump(mode="json", include=decides)
         keys = {
             (number, place): journal.key("reward", described, answer.key, list(answer.ids))
             for number, group in enumerate(groups)
@@ -142,7 +146,9 @@ def _refuse_if_all_failed(label: str, of_ranks: Sequence[_Failures]) -> None:
 
 def _group(answers: Sequence[Answered]) -> Group:
     prompt = answers[0].prompt
-    return Group(prompt.text, prompt.reference, [each.text for each in answers], [each.ids for each in answers])
+    row = prompt.row or PromptRow((), prompt.reference, {})
+    texts, ids = [each.text for each in answers], [each.ids for each in answers]
+    return Group(prompt.text, row.reference, texts, ids, row.columns, row.messages)
 
 
 def _summed(scored: Mapping[str, Scored], weights: Mapping[str, float]) -> dict[str, Any]:

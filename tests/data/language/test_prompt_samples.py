@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from drivetrain.data import rows
@@ -25,7 +28,7 @@ BRIEF = {"use": "length", "options": {"most": 8, "over": 4}}
 def prompts(folder: Path, **data: Any) -> list[tuple[str, str]]:
     work = workload(folder, data={"evaluation_fraction": 0, **data}, rewards=BRIEF)
     found = [work.train.load(index, 0) for index in range(len(work.train))]
-    return [(work.tokenizer.decode(each.ids.tolist()), each.reference) for each in found]
+    return [(work.tokenizer.decode(each.ids.tolist()), each.row.reference) for each in found]
 
 
 def test_a_prompt_ends_where_its_last_reply_begins(tmp_path: Path) -> None:
@@ -95,6 +98,63 @@ def test_replies_may_be_missing_in_some_rows_of_large_files_too(
     assert found == [("a", None), ("b", "yes")]
 
 
+USER = {"role": "user", "content": "2 + 2?"}
+ANSWERED: dict[str, dict[str, Any]] = {
+    "TRL's messages": {"prompt": [USER], "answer": "4"},
+    "messages with a solution": {"messages": [USER], "solution": "4"},
+    "sharegpt": {"conversations": [{"from": "human", "value": "2 + 2?"}], "ground_truth": "4"},
+    "a number": {"prompt": [USER], "answer": 4},
+    "a number beside a text": {"prompt": "2 + 2?", "answer": 4},
+    "messages as the answer": {"prompt": [USER], "completion": [{"role": "assistant", "content": "4"}]},
+    "answers that are no reply, beside one that is": {"prompt": [USER], "answer": ["4", "four"], "solution": "4"},
+}
+
+
+@pytest.mark.parametrize("row", ANSWERED.values(), ids=ANSWERED)
+def test_the_right_answer_may_stand_in_a_column_of_its_own(tmp_path: Path, row: dict[str, Any]) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps([row]))
+    (tmp_path / "with.json").write_text(json.dumps([{"instruction": "2 + 2?", "output": "4"}]))
+    same = {"template": "chatml", "length": 64}
+    found = prompts(tmp_path, train=str(tmp_path / "rows.json"), **same)
+    assert found == prompts(tmp_path, train=str(tmp_path / "with.json"), **same)
+
+
+def test_the_column_of_right_answers_may_be_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps([{"prompt": [USER], "answer": "no", "truth": "4"}]))
+    source = {"path": str(tmp_path / "rows.json"), "columns": {"messages": "prompt", "response": "truth"}}
+    [(_, reference)] = prompts(tmp_path, train=source, template="chatml")
+    assert reference == "4"
+
+
+def test_a_conversation_with_its_reply_keeps_it_whatever_stands_beside(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps([{"messages": TALK, "answer": "four"}]))
+    [(_, reference)] = prompts(tmp_path, train=str(tmp_path / "rows.json"), template="chatml")
+    assert reference == "4"
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_prompt_has_its_messages_and_the_columns_of_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    if large:
+        monkeypatch.setattr(rows, "LARGE", 0)
+    given = {"prompt": [USER], "answer": "4", "level": 1, "tags": ["sum", None]}
+    (tmp_path / "own.jsonl").write_text(json.dumps(given) + "\n" + json.dumps({"prompt": [USER], "more": 0.5}))
+    data = {"train": str(tmp_path / "own.jsonl"), "evaluation_fraction": 0, "template": "chatml", "length": 64}
+    work = workload(tmp_path, data={**data, "cache": str(tmp_path / "cache")}, rewards=BRIEF)
+    first, second = (work.train.load(index, 0).row for index in (0, 1))
+    assert first == ([USER], "4", {name: value for name, value in given.items() if name != "prompt"})
+    assert second == ([USER], None, {"more": 0.5})
+
+
+def test_columns_that_json_has_no_form_for_are_texts(tmp_path: Path) -> None:
+    table = pyarrow.table({"prompt": ["2 + 2?"], "day": [datetime.date(2026, 1, 2)], "bytes": [b"x"]})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    data = {"train": str(tmp_path / "rows.parquet"), "evaluation_fraction": 0}
+    row = workload(tmp_path, data=data, rewards=BRIEF).train.load(0, 0).row
+    assert row.columns["day"] == "2026-01-02"
+
+
 def test_preferences_read_as_prompts_have_the_chosen_answer_as_reference(tmp_path: Path) -> None:
     row = {"instruction": "2 + 2?", "chosen": "4", "rejected": "5"}
     (tmp_path / "pairs.json").write_text(json.dumps([row]))
@@ -120,6 +180,14 @@ def test_a_reward_that_compares_with_a_reply_that_no_row_has_is_refused(
     given = {"train": str(tmp_path / "rows.json"), "evaluation_fraction": 0}
     with pytest.raises(UserError, match="of 1 prompts none has a reply") if compares else nullcontext():
         workload(tmp_path, data=given, rewards=[reward])
+
+
+def test_a_bad_row_brings_no_fault_of_prompts_that_have_no_reply(tmp_path: Path) -> None:
+    (tmp_path / "own.json").write_text(json.dumps([{"prompt": [USER]}, {"prompt": [{"role": "user"}]}]))
+    with pytest.raises(UserError) as refused:
+        prompts(tmp_path, train=str(tmp_path / "own.json"), template="chatml")
+    [problem] = refused.value.problems
+    assert "message 1 has no 'content'" in problem.why
 
 
 def test_where_some_rows_have_a_reply_or_some_rewards_need_none_it_is_a_warning(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.alpaca import read_alpaca
 from drivetrain.data.language.conversations import Conversation, Message
-from drivetrain.data.language.missing_replies import lacks_reply, prompt_of, with_reply
 from drivetrain.data.language.openai_messages import read_openai
+from drivetrain.data.language.prompt_replies import columns_of, has_reply, prompt_of, with_own_reply, with_stand_in
 from drivetrain.data.language.row_schema import (
     COLUMNS,
     TAGS,
@@ -92,8 +92,10 @@ def read_conversation(row: Mapping[str, Any], form: RowSchema, where: str, repla
         return _read_steps(row, form, where, replace)
     if form.labels:
         return _read_labelled(row, form, where, replace)
-    if form.prompts and lacks_reply(row, form):
-        return prompt_of(_read_one(with_reply(row, form), form, where, replace))
+    if form.prompts:
+        own = row if has_reply(row, form) else with_own_reply(row, form)
+        found = _read_one(own or with_stand_in(row, form), form, where, replace)
+        return dataclasses.replace(found if own else prompt_of(found), columns=columns_of(row, form))
     return _read_pair(row, form, where, replace) if form.pairs else _read_one(row, form, where, replace)
 
 
@@ -211,7 +213,8 @@ OF_PREFERENCES = ("chosen", "rejected", "completions", "scores", "ranks", "label
 def check_names(form: RowSchema, replace: Mapping[str, str], field: str) -> None:
     """Raises UserError for columns and tags that the format does not have, and for an invalid placeholder."""
     problems = []
-    known = {"columns": (*USED[form.formatting], *OF_PREFERENCES), "tags": tuple(TAGS)}
+    of_prompts = ("response",) if form.prompts else ()
+    known = {"columns": (*USED[form.formatting], *OF_PREFERENCES, *of_prompts), "tags": tuple(TAGS)}
     for block, given in {"columns": form.columns, "tags": form.tags}.items():
         for name in given:
             if name not in known[block]:

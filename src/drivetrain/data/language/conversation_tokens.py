@@ -16,7 +16,7 @@ from drivetrain.data.array_store import default_root
 from drivetrain.data.block_work import stored_blocks
 from drivetrain.data.language.chat import ChatTemplate, ConversationTokens, TrainOn, looked_at
 from drivetrain.data.language.conversations import Conversation
-from drivetrain.data.language.missing_replies import answered
+from drivetrain.data.language.prompt_replies import answered
 from drivetrain.data.language.stored_conversations import StoredConversations
 from drivetrain.data.token_cache import Arrays, cached, content_key
 

@@ -40,6 +40,7 @@ class Conversation:
     desirable: of an answer that is labelled by itself, whether it is to be learned or avoided.
     margin: of a pair, by how much the chosen answer is better.
     steps: of an answer that is marked step by step, each step's text and whether it is right; the last message has all.
+    columns: of a prompt that is answered in training, the row's values but its messages, by name.
     """
 
     messages: tuple[Message, ...]
@@ -49,6 +50,7 @@ class Conversation:
     desirable: bool | None = None
     margin: float = 0.0
     steps: tuple[tuple[str, bool], ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def sides(self) -> tuple[Conversation, Conversation]:

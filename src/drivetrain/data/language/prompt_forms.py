@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from drivetrain.config.language_data import DataSource
@@ -12,10 +13,10 @@ from drivetrain.data.language.conversation_formats import (
     most_used,
     present,
 )
+from drivetrain.data.language.prompt_replies import reply_column
 from drivetrain.data.language.row_schema import COLUMNS, RowSchema
 
 PROMPTS = ("instruction", "prompt", "question")
-REPLIES = ("output", "response", "completion", "answer")
 
 
 def prompt_schema(first: Sequence[Mapping[str, Any]], source: DataSource) -> RowSchema | None:
@@ -34,14 +35,21 @@ def prompt_schema(first: Sequence[Mapping[str, Any]], source: DataSource) -> Row
     listed = columns.get("messages")
     for column in [listed] if listed in keys else [*most_used(MESSAGES, first), "prompt"]:
         formatting = guessed_messages(first, column, tags)
-        if formatting is not None and "instruction" not in keys and not (column == "prompt" and {*REPLIES} & {*keys}):
-            named = {**present(keys, formatting), "messages": column}
+        if formatting is not None and "instruction" not in keys:
+            named = {**present(keys, formatting), **columns, "messages": column}
             return RowSchema(formatting, named, tags, by_usual_names=True, prompts=True)
     prompt = next((each for each in PROMPTS if each in keys), None)
     if prompt is None or any(isinstance(row.get(each), list) for row in first for each in (prompt, *MESSAGES)):
         return None
     # as in training data a bare "input" belongs to an instruction alone
     beside = present(keys, "alpaca") if prompt == "instruction" else {}
-    reply = next((each for each in REPLIES if each in keys), COLUMNS["alpaca"]["response"])
-    named = {**beside, "prompt": prompt, "response": reply}
+    named = {**beside, "prompt": prompt, "response": reply_column(first) or COLUMNS["alpaca"]["response"]}
     return RowSchema("alpaca", named, tags, by_usual_names=True, prompts=True)
+
+
+def with_reply_column(form: RowSchema, first: Sequence[Mapping[str, Any]]) -> RowSchema:
+    """Returns the schema of rows of messages, which may have the right answer in a column of its own."""
+    column = reply_column(first) if form.by_usual_names and form.formatting != "alpaca" else None
+    if column is None or "response" in form.columns or column == form.required.get("messages"):
+        return form
+    return replace(form, columns={**form.columns, "response": column})

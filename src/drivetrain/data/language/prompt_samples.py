@@ -13,7 +13,7 @@ from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversation_samples import FIELD, SHOWN, Cut, places_of
 from drivetrain.data.language.conversation_tokens import conversation_tokens
 from drivetrain.data.language.conversations import Conversation
-from drivetrain.data.language.samples import PromptSamples, TokenSamples
+from drivetrain.data.language.samples import PromptRow, PromptSamples, TokenSamples
 from drivetrain.errors import Problem, UserError
 
 
@@ -43,7 +43,7 @@ def prompt_samples(
     origin = tokens.origin[kept]
     prompts = TokenSamples(tokens.ids, tokens.targets, starts, left, places_of(conversations, origin))
     return Cut(
-        PromptSamples(prompts, LastReplies(conversations, origin)),
+        PromptSamples(prompts, PromptRows(conversations, origin)),
         [BadRow(where, why) for where, why in tokens.problems],
         truncated=int(too_long.sum()) if data.too_long == "truncate" else 0,
         too_long=len(lengths) - len(kept),
@@ -67,9 +67,8 @@ def _problems(places: Sequence[str], lengths: np.ndarray, data: LanguageData, co
         yield Problem(f"{FIELD}.length", f"and {len(lengths) - SHOWN} more prompts are too long", fix)
 
 
-class LastReplies(Sequence[str | None]):
-    """The reply that each of the conversations of these indices ends with, read when it is used; None of one that is a
-    prompt alone."""
+class PromptRows(Sequence[PromptRow]):
+    """The rows of the conversations of these indices, each read when it is used."""
 
     def __init__(self, conversations: Sequence[Conversation], indices: np.ndarray) -> None:
         self._conversations, self._indices = conversations, indices
@@ -78,5 +77,8 @@ class LastReplies(Sequence[str | None]):
         return len(self._indices)
 
     def __getitem__(self, number: Any) -> Any:
-        last = self._conversations[int(self._indices[number])].messages[-1]
-        return last.content if last.role == "assistant" else None
+        read = self._conversations[int(self._indices[number])]
+        *before, last = read.messages
+        is_reply = last.role == "assistant"
+        prompt = [each.as_template() for each in (before if is_reply else read.messages)]
+        return PromptRow(prompt, last.content if is_reply else None, read.columns)

@@ -10,7 +10,7 @@ from drivetrain.config.language_data import DataSource
 from drivetrain.config.language_stages import SampleKind
 from drivetrain.data.language.conversation_formats import guess_formatting
 from drivetrain.data.language.preference_rows import preference_problem, preferences_in
-from drivetrain.data.language.prompt_forms import prompt_schema
+from drivetrain.data.language.prompt_forms import prompt_schema, with_reply_column
 from drivetrain.data.language.registry import Entry
 from drivetrain.data.language.row_schema import PREFERENCE, RowSchema
 from drivetrain.data.language.scored_rows import scored_schema
@@ -27,7 +27,9 @@ LOOKED_AT = 20  # first rows, from which a format is guessed
 def form_of(source: DataSource, entry: Entry | None, rows: Rows, field: str, kind: SampleKind) -> RowSchema:
     """Returns the schema of a source's rows, which hold samples of that kind. Raises UserError if they hold others."""
     form = _form_of(source, entry, rows, field, kind)
-    return replace(form, prompts=kind == "prompts" and not form.ranking)
+    if kind != "prompts" or form.ranking:
+        return form
+    return with_reply_column(replace(form, prompts=True), rows.read(0, LOOKED_AT))
 
 
 def _form_of(source: DataSource, entry: Entry | None, rows: Rows, field: str, kind: SampleKind) -> RowSchema:

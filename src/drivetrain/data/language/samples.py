@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -199,25 +199,34 @@ class StepSamples:
         return self.own.name(index)
 
 
+class PromptRow(NamedTuple):
+    """The row of a prompt, by which answers to it are judged. messages: the prompt's, as a chat template takes them;
+    reference: the reply in the data, if any; columns: the row's values by name."""
+
+    messages: Sequence[Mapping[str, Any]]
+    reference: str | None
+    columns: Mapping[str, Any]
+
+
 class PromptSample(NamedTuple):
-    """A prompt to answer. ids: (T,) int32; reference: the reply in the data, if any."""
+    """A prompt to answer. ids: (T,) int32; row: the row of the data."""
 
     ids: np.ndarray
-    reference: str | None
+    row: PromptRow
 
 
 @dataclass(frozen=True)
 class PromptSamples:
-    """N prompts. prompts: N samples without targets; references: the reply of each, if any."""
+    """N prompts. prompts: N samples without targets; rows: the row of each."""
 
     prompts: TokenSamples
-    references: Sequence[str | None]
+    rows: Sequence[PromptRow]
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def load(self, index: int, epoch: int) -> PromptSample:
-        return PromptSample(self.prompts.load(index, epoch)[0], self.references[index])
+        return PromptSample(self.prompts.load(index, epoch)[0], self.rows[index])
 
     def name(self, index: int) -> str:
         return self.prompts.name(index)

@@ -23,7 +23,7 @@ class StoredConversations(StoredItems[Conversation]):
     @staticmethod
     def encoded(item: Conversation) -> str:
         """Writes each message's role and content, and those of its other fields that are set; of a pair both sides, of
-        an answer in steps the marks."""
+        an answer in steps the marks, of a prompt the row's columns."""
         sides = [
             [
                 [each.role, each.content, {name: given for name in FEW if (given := getattr(each, name)) != FEW[name]}]
@@ -32,14 +32,14 @@ class StoredConversations(StoredItems[Conversation]):
             for side in (item.messages, item.rejected)
         ]
         return json.dumps(
-            [list(item.tools), item.desirable, item.margin, item.steps, *sides],
+            [list(item.tools), item.desirable, item.margin, item.steps, item.columns, *sides],
             ensure_ascii=False,
             separators=(",", ":"),
         )
 
     @staticmethod
     def decoded(content: str, where: str) -> Conversation:
-        tools, desirable, margin, marked, *sides = json.loads(content)
+        tools, desirable, margin, marked, columns, *sides = json.loads(content)
         made: list[list[Message]] = [[], []]
         for messages, side in zip(made, sides, strict=True):
             for role, text, few in side:
@@ -47,7 +47,7 @@ class StoredConversations(StoredItems[Conversation]):
                     few["tool_calls"] = tuple(few["tool_calls"])
                 messages.append(Message(role, text, **few))
         steps = tuple((text, label) for text, label in marked)
-        return Conversation(tuple(made[0]), tuple(tools), where, tuple(made[1]), desirable, margin, steps)
+        return Conversation(tuple(made[0]), tuple(tools), where, tuple(made[1]), desirable, margin, steps, columns)
 
     @property
     def has_placeholders(self) -> bool:

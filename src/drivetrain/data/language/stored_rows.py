@@ -28,7 +28,7 @@ from drivetrain.errors import Problem, UserError
 from drivetrain.runtime.progress_line import ProgressLine
 
 T = TypeVar("T")
-FORMAT = 7
+FORMAT = 8
 MOST_SHOWN = 5  # files that cannot be read
 
 

@@ -1,4 +1,4 @@
-"""Checks that prompts have the replies which some rewards compare answers with."""
+"""Looks at the rows of prompts for rewards: replies to compare answers with, and columns that functions name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from drivetrain.config.reinforcement import Reward
-from drivetrain.data.language.samples import JoinedSamples, PromptSamples
+from drivetrain.data.language.samples import JoinedSamples, PromptRow, PromptSamples
 from drivetrain.errors import problem
 from drivetrain.workloads.base import Samples
 
@@ -16,7 +16,7 @@ LOOKED_AT = 1_000  # prompts: replies of large data sets are read from disk
 def check_references(samples: Samples, rewards: Sequence[Reward], warn: Callable[[str], None]) -> None:
     """Warns where prompts have no reply and a reward needs it. Raises UserError where no answer would get a reward."""
     comparing = [each for each in rewards if _compares(each)]
-    known = [reference is not None for reference in islice(_references(samples), LOOKED_AT)] if comparing else []
+    known = [row.reference is not None for row in _first(samples)] if comparing else []
     if all(known):
         return
     names = " and ".join(dict.fromkeys(str(each.use) for each in comparing))
@@ -36,7 +36,14 @@ def _compares(reward: Reward) -> bool:
     return bool(needs.get(reward.use or ""))
 
 
-def _references(samples: Samples) -> Iterator[str | None]:
-    for part in samples.parts if isinstance(samples, JoinedSamples) else ():
-        if isinstance(part, PromptSamples):
-            yield from (part.references[number] for number in range(len(part)))
+def column_names(every: Sequence[Samples | None], rewards: Sequence[Reward]) -> list[str]:
+    """Returns the columns that the first rows have, where a reward may name them."""
+    if all(each.import_path is None for each in rewards):
+        return []
+    return list(dict.fromkeys(name for samples in every for row in _first(samples) for name in row.columns))
+
+
+def _first(samples: Samples | None) -> Iterator[PromptRow]:
+    """Yields the rows of the first prompts."""
+    parts = samples.parts if isinstance(samples, JoinedSamples) else ()
+    return islice((row for part in parts if isinstance(part, PromptSamples) for row in part.rows), LOOKED_AT)
