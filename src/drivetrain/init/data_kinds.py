@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.data.csv_records import separated_otherwise
+from drivetrain.data.language.guessed_formats import guessed_messages
 from drivetrain.data.language.preference_rows import Preferences
 from drivetrain.errors import counted, problem
 
@@ -157,6 +158,10 @@ def _kind_of_table(path: Path, table: Any, text: str | None, label: str | None, 
         return pictures
     asked, answered = named(columns, ASKED), named(columns, ANSWERED)
     if asked and answered and text is None and label is None:
+        of_messages = guessed_messages(rows, asked, {})
+        if of_messages is not None:
+            own_names = {"messages": asked, "response": answered}
+            return Conversations(str(path), of_messages, len(table), texts_within(rows), own_names)
         given = {"prompt": asked, "response": answered}
         own = {"prompt": "instruction", "response": "output"}
         differing = {name: found for name, found in given.items() if found != own[name]}

@@ -72,7 +72,7 @@ def _loaded(settings: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
         _check_isolation(options, field)
 
     def call(arguments: dict[str, Any]) -> Any:
-        count, row = len(arguments["completions"]), arguments.pop("columns")
+        count, row = len(arguments["completions"]), arguments.get("columns", {})
         lists = {name: arguments[name] if name in GIVEN else [row.get(name)] * count for name in given}
         found = function(**lists, **options)
         return asyncio.run(found) if inspect.iscoroutine(found) else found

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.data.json_rows import HeldRows
-from drivetrain.data.language.conversation_formats import BadRow, Read, RowSchema, guess_formatting, read_conversations
+from drivetrain.data.language.conversation_formats import BadRow, Read, RowSchema, read_conversations
 from drivetrain.data.language.conversations import Conversation, Message
+from drivetrain.data.language.guessed_formats import guess_formatting
 from drivetrain.data.language.registry import find, read_registry
 from drivetrain.data.rows import open_rows
 from drivetrain.errors import UserError
@@ -365,3 +366,41 @@ def test_whatever_a_row_holds_is_a_conversation_or_a_bad_row(
     for conversation in got.conversations:
         assert conversation.messages[-1].role == "assistant"
         assert all(isinstance(each.content, str) for each in conversation.messages)
+
+
+ASKED = [{"role": "user", "content": "Hi"}]
+TRL: dict[str, dict[str, Any]] = {
+    "texts": {"prompt": "Hi", "completion": "Hello"},
+    "messages": {"prompt": ASKED, "completion": [{"role": "assistant", "content": "Hello"}]},
+    "messages and a text": {"prompt": ASKED, "answer": "Hello"},
+    "sharegpt's messages": {"prompt": [{"from": "human", "value": "Hi"}], "response": "Hello"},
+}
+
+
+@pytest.mark.parametrize("row", TRL.values(), ids=TRL)
+def test_trls_prompt_and_completion_are_a_conversation(row: dict[str, Any]) -> None:
+    got = read([row], guess_formatting([row], "F", "a.json"))
+    assert got.problems == []
+    assert [(each.role, each.content) for each in got.conversations[0].messages] == [
+        ("user", "Hi"),
+        ("assistant", "Hello"),
+    ]
+
+
+def test_of_a_prompt_of_messages_earlier_replies_are_not_trained() -> None:
+    """TRL trains on the completion alone."""
+    called = {"role": "assistant", "content": "A moment."}
+    row = {"prompt": [*ASKED, called, *ASKED], "completion": [called, *ASKED, {"role": "assistant", "content": "Bye"}]}
+    [found] = read([row], guess_formatting([row], "F", "a.json")).conversations
+    assert [each.trained for each in found.messages if each.role == "assistant"] == [False, True, True]
+
+
+def test_a_prompt_of_messages_without_its_completion_is_a_problem() -> None:
+    rows = [{"prompt": ASKED, "completion": "Hello"}, {"prompt": ASKED, "completion": None}, {"completion": "Hello"}]
+    got = read(rows, guess_formatting(rows, "F", "a.json"))
+    assert [each.why for each in got.problems] == ["no message is the assistant's", "prompt is missing"]
+
+
+def test_labelled_completions_are_no_conversations() -> None:
+    with pytest.raises(UserError, match="no format that is known"):
+        guess_formatting([{**TRL["texts"], "label": True}], "F", "a.json")

@@ -8,18 +8,22 @@ import json
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.alpaca import read_alpaca
 from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.openai_messages import read_openai
-from drivetrain.data.language.prompt_replies import columns_of, has_reply, prompt_of, with_own_reply, with_stand_in
+from drivetrain.data.language.prompt_replies import (
+    columns_of,
+    has_reply,
+    prompt_of,
+    with_own_reply,
+    with_stand_in,
+)
 from drivetrain.data.language.row_schema import (
-    COLUMNS,
     TAGS,
     USED,
-    Formatting,
     RowError,
     RowSchema,
     check_is_to_learn_from,
@@ -34,7 +38,7 @@ from drivetrain.data.language.step_rows import read_steps
 from drivetrain.data.language.tool_calls import read_tools
 from drivetrain.data.language.trl_rows import read_trl, with_prompt
 from drivetrain.data.rows import Rows
-from drivetrain.errors import Problem, UserError, problem
+from drivetrain.errors import Problem, UserError
 
 READERS: dict[str, Callable[[Mapping[str, Any], RowSchema], list[Message]]] = {
     "alpaca": read_alpaca,
@@ -96,7 +100,19 @@ def read_conversation(row: Mapping[str, Any], form: RowSchema, where: str, repla
         own = row if has_reply(row, form) else with_own_reply(row, form)
         found = _read_one(own or with_stand_in(row, form), form, where, replace)
         return dataclasses.replace(found if own else prompt_of(found), columns=columns_of(row, form))
+    if form.replies_apart:
+        return _read_answered(row, form, where, replace)
     return _read_pair(row, form, where, replace) if form.pairs else _read_one(row, form, where, replace)
+
+
+def _read_answered(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:
+    """Reads messages whose reply stands in a column of its own, which alone is trained (TRL's prompt and
+    completion)."""
+    found = _read_one(with_own_reply(row, form) or row, form, where, replace)
+    reply = row.get(form.columns["response"])
+    first = len(found.messages) - (len(reply) if isinstance(reply, list) else 1)
+    context = tuple(dataclasses.replace(each, trained=False) for each in found.messages[:first])
+    return dataclasses.replace(found, messages=context + found.messages[first:])
 
 
 def _read_steps(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:
@@ -213,8 +229,8 @@ OF_PREFERENCES = ("chosen", "rejected", "completions", "scores", "ranks", "label
 def check_names(form: RowSchema, replace: Mapping[str, str], field: str) -> None:
     """Raises UserError for columns and tags that the format does not have, and for an invalid placeholder."""
     problems = []
-    of_prompts = ("response",) if form.prompts else ()
-    known = {"columns": (*USED[form.formatting], *OF_PREFERENCES, *of_prompts), "tags": tuple(TAGS)}
+    apart = ("response",) if form.formatting in ("sharegpt", "openai") else ()
+    known = {"columns": (*USED[form.formatting], *OF_PREFERENCES, *apart), "tags": tuple(TAGS)}
     for block, given in {"columns": form.columns, "tags": form.tags}.items():
         for name in given:
             if name not in known[block]:
@@ -246,75 +262,3 @@ def check_columns(form: RowSchema, keys: Sequence[str], field: str, needed: Cont
     if problems:
         raise UserError(problems)
     return others
-
-
-# --- formats by their looks ------------------------------------------------------------------------------------------
-
-MESSAGES = ("messages", "conversations", "conversation")
-EXPECTED = (
-    "alpaca has instruction and output, sharegpt conversations of {from, value}, openai messages of {role, content}"
-)
-
-
-def guess_formatting(
-    first_rows: Sequence[Mapping[str, Any]],
-    field: str,
-    where: str,
-    columns: Mapping[str, str] | None = None,
-    tags: Mapping[str, str] | None = None,
-) -> RowSchema:
-    """Returns the form whose keys the rows have, with every column that the format knows and the rows have.
-
-    Rows with a chosen and a rejected answer are preference data (`RowSchema.ranking`). columns, tags: names known
-    already, as in `RowSchema`. where: the data set, for the error. Raises UserError if no format fits, or more than
-    one.
-    """
-    columns, tags = columns or {}, tags or {}
-    keys = list(dict.fromkeys(key for row in first_rows for key in row))
-    answers = any(isinstance(row.get("chosen"), str | dict) for row in first_rows)
-    ranking = answers and "rejected" in keys and "response" not in columns
-    forms: list[RowSchema] = []
-    if "messages" not in columns:
-        form = RowSchema("alpaca", columns or present(keys, "alpaca"), tags, ranking, by_usual_names=not columns)
-        if set(form.required.values()) <= set(keys) or {"prompt", "response"} & columns.keys():
-            forms.append(form)
-    if not {"prompt", "response"} & columns.keys():
-        for column in [columns["messages"]] if "messages" in columns else most_used(MESSAGES, first_rows):
-            formatting = guessed_messages(first_rows, column, tags)
-            if formatting is not None:
-                named = {**(columns or present(keys, formatting)), "messages": column}
-                forms.append(RowSchema(formatting, named, tags, ranking, by_usual_names=not columns))
-    if not forms:
-        raise problem(field, f"rows of {where} have {', '.join(keys) or 'nothing'}: no format that is known", EXPECTED)
-    if len(forms) > 1:
-        fitting = " and ".join(f"{form.formatting} ({', '.join(form.required.values())})" for form in forms)
-        raise problem(field, f"rows of {where} fit more than one format: {fitting}", "give formatting and columns")
-    return forms[0]
-
-
-def most_used(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns one of the columns, unless others are in as many rows: a name misspelt in a few rows is a fault of these
-    rows."""
-    counts = {column: sum(isinstance(row.get(column), list) for row in rows) for column in columns}
-    return [column for column in columns if counts[column] == max(counts.values())]
-
-
-def guessed_messages(
-    rows: Sequence[Mapping[str, Any]], column: str, tags: Mapping[str, str]
-) -> Literal["sharegpt", "openai"] | None:
-    """Returns the format whose keys the messages in that column have. Tags that fit both are LLaMA-Factory's, for
-    sharegpt."""
-    lists = (row[column] for row in rows if isinstance(row.get(column), list))
-    inside = {key for listed in lists for message in listed if isinstance(message, dict) for key in message}
-    formattings: tuple[Literal["sharegpt", "openai"], ...] = ("sharegpt", "openai")
-    for formatting in formattings:
-        form = RowSchema(formatting, tags=tags)
-        if {form.tag("role_tag"), form.tag("content_tag")} <= inside:
-            return formatting
-    return None
-
-
-def present(keys: Sequence[str], formatting: Formatting) -> dict[str, str]:
-    """Returns those of the format's columns that rows have by their usual names."""
-    found = {name: COLUMNS[formatting].get(name, name) for name in USED[formatting]}
-    return {name: column for name, column in found.items() if column in keys}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from drivetrain.config.language_data import DataSource
-from drivetrain.data.language.conversation_formats import (
+from drivetrain.data.language.guessed_formats import (
     MESSAGES,
     guessed_messages,
     most_used,

@@ -1,4 +1,4 @@
-"""Replies of rows that are prompts: the row's last message, a column of their own, or none.
+"""Replies to prompts: the last message, a column of their own, or, of prompts alone, none.
 
 A row without a reply is read as the conversation that it would be with one, by the readers of training data, so that
 both take the same rows; then the reply is taken away again. It stands in once more where prompts are tokenised, whose
@@ -16,7 +16,7 @@ from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.row_schema import RowError, RowSchema
 
 # columns of right answers beside a prompt, as data sets have them
-REPLIES = ("output", "response", "completion", "answer", "solution", "ground_truth")
+REPLIES = ("output", "response", "completion", "answer", "solution", "ground_truth", "reply")
 STAND_IN = "a reply"  # no prompt depends on it
 
 
@@ -50,14 +50,15 @@ def has_reply(row: Mapping[str, Any], form: RowSchema) -> bool:
 
 
 def with_own_reply(row: Mapping[str, Any], form: RowSchema) -> Mapping[str, Any] | None:
-    """Returns a row that lacks its reply with the one that stands in the column of replies; None if none does."""
+    """Returns a row that lacks its reply with the one that stands in the column of replies; None if none does,
+    and of a row whose messages are no list."""
     column = form.required["response"] if form.formatting == "alpaca" else form.columns.get("response")
     reply = row.get(column) if column is not None else None
     if _is_number(reply):
         reply = str(reply)
-    if reply is None or (isinstance(reply, str) and not reply.strip()):
-        return None
-    return _with(row, form, reply)
+    is_empty = reply is None or (isinstance(reply, str) and not reply.strip())
+    has_prompt = form.formatting == "alpaca" or isinstance(row.get(form.required["messages"]), list)
+    return _with(row, form, reply) if has_prompt and not is_empty else None
 
 
 def with_stand_in(row: Mapping[str, Any], form: RowSchema) -> Mapping[str, Any]:

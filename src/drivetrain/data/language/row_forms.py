@@ -8,7 +8,7 @@ from typing import Any
 
 from drivetrain.config.language_data import DataSource
 from drivetrain.config.language_stages import SampleKind
-from drivetrain.data.language.conversation_formats import guess_formatting
+from drivetrain.data.language.guessed_formats import guess_formatting
 from drivetrain.data.language.preference_rows import preference_problem, preferences_in
 from drivetrain.data.language.prompt_forms import prompt_schema, with_reply_column
 from drivetrain.data.language.registry import Entry

@@ -115,6 +115,11 @@ class RowSchema:
         return {name: self.columns.get(name, defaults.get(name, name)) for name in names}
 
     @cached_property
+    def replies_apart(self) -> bool:
+        """Returns whether the reply to a list of messages stands in a column of its own."""
+        return self.formatting in ("sharegpt", "openai") and "response" in self.columns and not self.ranking
+
+    @cached_property
     def sides(self) -> tuple[RowSchema, RowSchema]:
         """Returns the schemas by which each side of a pair is read: the second takes the rejected answer as reply."""
         answers = {**self.columns, "chosen": self.required["rejected"]}
