@@ -52,7 +52,10 @@ def run_file(folder: Path, steps: int = 4, **learning: Any) -> Path:
 
 
 def test_a_run_reports_its_rewards_and_every_answer(drivetrain: Command, tmp_path: Path) -> None:
-    code, _, err = drivetrain("train", str(run_file(tmp_path)), "--quiet")
+    code, out, err = drivetrain("check", str(run_file(tmp_path)))
+    assert code == 0, err
+    assert "steps of 4 prompts" in out
+    code, _, err = drivetrain("train", str(tmp_path / "run.yaml"), "--quiet")
     assert code == 0, err
     events = list(read_events(tmp_path / "run" / "events.jsonl"))
     made = [each for each in events if each["event"] == "rollout"]
@@ -65,7 +68,10 @@ def test_a_run_reports_its_rewards_and_every_answer(drivetrain: Command, tmp_pat
     assert made[0]["metrics"]["reward"] == pytest.approx(sum(first) / 12)
     [evaluated] = [each["metrics"] for each in events if each["event"] == "evaluation"]
     assert evaluated["loss"] == -evaluated["reward"] == -evaluated["reward_counted"]
-    answers = json.loads((tmp_path / "run" / "report.json").read_text())["answers"]
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["seconds_by_part"]["answers"] > 0
+    assert "data" not in report["seconds_by_part"]
+    answers = report["answers"]
     assert (answers["first_reward"], answers["reward"]) == tuple(each["metrics"]["reward"] for each in made)
     code, _, err = drivetrain("predict", str(tmp_path / "run.yaml"), "--output", str(tmp_path / "rows.csv"))
     assert code == 0, err

@@ -241,3 +241,15 @@ def test_the_newest_answers_are_shown_with_their_rewards_and_without_their_marku
     assert "(3,200 characters)" in page.text, "long texts are cut"
     assert all(tag != "script" for tag, _ in page.tags)
     assert page.text.index("question 30") < page.text.index("question 29")
+
+
+def test_a_resumed_run_began_where_it_was_first_started(run: Path) -> None:
+    first = as_html(read(run))
+    assert len(re.findall(r"started \d{4}-", first)) == 1
+    assert not re.findall(r"resumed \d{4}-", first)
+    again = {"name": "mine", "output": "x", "total_steps": 60, "first_step": 40, "samples_per_epoch": 10}
+    append(run, "run_started", **again, time="2031-01-02T03:04:05.000+00:00")
+    text = as_html(read(run))
+    assert "resumed 2031-01-02 03:04:05 UTC" in text
+    assert "started 2031" not in text
+    assert len(re.findall(r"started \d{4}-", text)) == 1

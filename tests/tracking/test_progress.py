@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -55,6 +56,25 @@ def test_off_a_terminal_lines_are_plain_and_whole() -> None:
     assert text.rstrip().endswith("completed at step 20")
 
 
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        ({"world_size": 1, "local_parameters": 10, "global_parameters": 10, "trained_parameters": 10}, "parameters 10"),
+        (
+            {"world_size": 2, "local_parameters": 5, "global_parameters": 10, "trained_parameters": 1_000},
+            "ranks 2, local parameters 5, parameters 10, trained parameters 1,000",
+        ),
+        ({"engine": "single", "rows_dropped": 0, "evaluation_samples": 0, "packed": True}, "engine single, packed yes"),
+        ({"rows_dropped": 3, "evaluation_samples": 8, "chosen": {"a": 1}}, "rows dropped 3, evaluation samples 8"),
+    ],
+)
+def test_the_first_line_leaves_out_what_others_say(facts: dict[str, Any], line: str) -> None:
+    console = Console(file=io.StringIO(), force_terminal=False, width=160, color_system=None, highlight=False)
+    ProgressTracker(console=console).handle(RunStarted("run", "runs/run", 1, 0, 10, facts))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines()[1:] == [line]
+
+
 def test_a_rate_below_one_is_no_zero() -> None:
     console = Console(file=io.StringIO(), force_terminal=False, width=160, color_system=None, highlight=False)
     tracker = ProgressTracker(console=console)
@@ -82,6 +102,28 @@ def test_on_a_terminal_there_is_a_bar_with_time_left_and_evaluations_stay_above_
     assert "eta" in text
     assert "loss 1.0000" in text
     assert "accuracy 0.7500" in text
+
+
+@pytest.mark.parametrize(("log_every", "seconds", "lines"), [(1, 30, 1), (10, 30, 9), (10, 4, 3), (1, 1, 1)])
+def test_long_steps_show_their_answers_where_nothing_else_is_shown(
+    log_every: int, seconds: int, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine steps: the first answers at once, later ones where no step was shown since, ten seconds apart at least."""
+    now = [100.0]
+    monkeypatch.setattr("drivetrain.tracking.progress.time.perf_counter", lambda: now[0])
+    console = Console(file=io.StringIO(), force_terminal=False, width=160, color_system=None, highlight=False)
+    tracker = ProgressTracker(console=console)
+    tracker.handle(RunStarted("run", "runs/run", 1, 0, 100, {}))
+    for step in range(9):
+        now[0] += seconds / 2
+        tracker.handle(RolledOut(step, {"reward": 0.5, "groups_without_signal": 0.25}))
+        now[0] += seconds / 2
+        if (step + 1) % log_every == 0:
+            tracker.handle(StepDone(step + 1, 0.5, 1.5, 1.0, 1e-3, None, 0, 2, 1.0, 2.0))
+    assert isinstance(console.file, io.StringIO)
+    shown = [line for line in console.file.getvalue().splitlines() if "learning from new answers" in line]
+    assert len(shown) == lines
+    assert shown[0] == "step      1  learning from new answers  reward 0.5000  no signal 25%"
 
 
 @pytest.mark.parametrize("terminal", [True, False])

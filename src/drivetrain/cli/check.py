@@ -77,7 +77,7 @@ def _rows(facts: dict[str, Any]) -> dict[str, str]:
     from drivetrain.tracking.quantities import size_text
 
     run, data, model, saved = (facts[name] for name in ("run", "data", "model", "checkpoints"))
-    samples = {part: data[f"{part}_samples"] for part in ("training", "evaluation")}
+    samples, unit = {part: data[f"{part}_samples"] for part in ("training", "evaluation")}, data["unit"]
     epoch = "" if facts["steps_per_epoch"] is None else f", {facts['steps_per_epoch']:,} an epoch"
     free = f"{saved['free_bytes'] / 2**30:,.1f} GiB free"
     plan = facts.get("plan")
@@ -85,9 +85,9 @@ def _rows(facts: dict[str, Any]) -> dict[str, str]:
         "run": f"engine={run['engine']}, precision={run['precision']}, {counted(run['ranks'], 'rank')}",
         "device": run["device"],
         "data": ", ".join(
-            f"{part}: {'a stream' if size is None else counted(size, 'sample')}" for part, size in samples.items()
+            f"{part}: {'a stream' if size is None else counted(size, unit)}" for part, size in samples.items()
         ),
-        "length": f"{counted(facts['steps'], 'step')} of {counted(run['batch_size'], 'sample')}{epoch}",
+        "length": f"{counted(facts['steps'], 'step')} of {counted(run['batch_size'], unit)}{epoch}",
         "model": f"{counted(model['parameters'], 'parameter')}, {model['trained_parameters']:,} trained",
         **({} if plan is None else {"plan": _planned(plan)}),
         "folder": f"{facts['folder']} is free",

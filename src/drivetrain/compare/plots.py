@@ -28,7 +28,7 @@ STYLES = ("-", "--", ":", "-.")
 MOST_CURVES = 16
 MOST_BARS = 48
 MOST_POINTS = 300  # of a curve; more cannot be seen
-PARTS = ("data", "forward", "backward", "forward_backward", "optimizer", "evaluation", "save")
+PARTS = ("data", "answers", "forward", "backward", "forward_backward", "optimizer", "evaluation", "save")
 
 STYLE: Any = {  # matplotlib types its hundreds of keys one by one
     "svg.fonttype": "none",

@@ -41,6 +41,7 @@ from drivetrain.training.assemble import optimizer_of, read_workload
 from drivetrain.training.auto_settings import order_of, total_steps_of
 from drivetrain.training.model_memory import counted, refuse_too_large
 from drivetrain.workloads.base import Workload
+from drivetrain.workloads.generating import MakesSamples
 
 T = TypeVar("T")
 Part = Literal["data", "model", "plan"]
@@ -220,6 +221,7 @@ def _of_the_data(workload: Workload) -> dict[str, Any]:
     return {
         "training_samples": known_length(workload.train),
         "evaluation_samples": 0 if evaluation is None else known_length(evaluation),
+        "unit": "prompt" if isinstance(workload, MakesSamples) else "sample",
     }
 
 

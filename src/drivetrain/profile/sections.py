@@ -14,6 +14,7 @@ MILLISECOND = 1e-3
 LEAST_SHARE = 0.002  # of a step: shorter operators and modules are left out
 NAMES = {  # of the loop's parts
     "data": "waiting for samples",
+    "answers": "drawing and rewarding answers",
     "forward": "forward pass",
     "backward": "backward pass",
     "forward_backward": "forward and backward pass",

@@ -65,10 +65,20 @@ def _about(record: Record) -> str:
     return " · ".join(
         [
             *(str(each) for each in named if each),
-            *([f"started {started['time'][:19].replace('T', ' ')} UTC"] if started else []),
+            *_starts(record),
             *([f"{_newest(record):,} of {started['total_steps']:,} steps"] if started.get("total_steps") else []),
         ]
     )
+
+
+def _starts(record: Record) -> list[str]:
+    """Returns when the run was started, and when it was last resumed. Of a run with many events the first are not
+    known."""
+    starts = [each for each in record.events if each["event"] == "run_started"]
+    times = [each["time"][:19].replace("T", " ") for each in starts]
+    found = [f"started {times[0]} UTC"] if starts and not starts[0].get("first_step") else []
+    is_resumed = bool(starts) and bool(starts[-1].get("first_step"))
+    return [*found, *([f"resumed {times[-1]} UTC"] if is_resumed else [])]
 
 
 def _newest(record: Record) -> int:

@@ -51,6 +51,17 @@ def _fact(value: str | int | float) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def _telling(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the facts of a start that fit into its line, without those that others say already."""
+    shown = {key: value for key, value in facts.items() if isinstance(value, str | int | float)}
+    whole = shown.get("global_parameters")
+    same = {key for key in ("local_parameters", "trained_parameters") if shown.get(key) == whole}
+    same |= {"world_size"} if shown.get("world_size") == 1 else set()
+    same |= {key for key in ("evaluation_samples", "rows_dropped") if shown.get(key) == 0}
+    names = {"global_parameters": "parameters", "world_size": "ranks"}
+    return {names.get(key, key): value for key, value in shown.items() if key not in same}
+
+
 def _of_answers(metrics: Mapping[str, float]) -> str:
     """Returns the mean reward of a batch of answers, and the share of its groups from which nothing is learned."""
     names = {"reward": ("reward", ".4f"), "groups_without_signal": ("no signal", ".0%")}
@@ -72,6 +83,7 @@ class ProgressTracker(Tracker):
         self._task = TaskID(0)
         self._total = 0
         self._last_line = 0.0
+        self._last_answers, self._is_silent = 0.0, True
         self._answers = ""  # the newest batch of answers, as step lines have it
 
     def handle(self, event: Event) -> None:
@@ -98,7 +110,7 @@ class ProgressTracker(Tracker):
     def _results(self, event: Event) -> None:
         match event:
             case RolledOut():
-                self._answers = _of_answers(event.metrics)
+                self._rolled_out(event)
             case Evaluated():
                 values = "  ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
                 best = "  [green]best[/]" if event.best else ""
@@ -122,8 +134,7 @@ class ProgressTracker(Tracker):
 
     def _start(self, event: RunStarted) -> None:
         self._total = event.total_steps
-        shown = {key: value for key, value in event.facts.items() if isinstance(value, str | int | float)}
-        facts = ", ".join(f"{key.replace('_', ' ')} {_fact(value)}" for key, value in shown.items())
+        facts = ", ".join(f"{key.replace('_', ' ')} {_fact(value)}" for key, value in _telling(event.facts).items())
         self._print(f"[bold]{escape(event.name)}[/] → {escape(event.output)}")
         self._print(f"[dim]{escape(facts)}[/]")
         if event.first_step:
@@ -149,9 +160,22 @@ class ProgressTracker(Tracker):
         if self._bar is not None:
             self._bar.update(self._task, completed=event.step, description=f"{text}  {rate}")
         elif time.perf_counter() - self._last_line >= PLAIN_LINE_SECONDS or event.step == self._total:
-            self._last_line = time.perf_counter()
+            self._last_line = self._last_answers = time.perf_counter()
+            self._is_silent = False
             done = event.step / self._total
             self._print(f"step {event.step:>6}/{self._total} ({done:.0%})  epoch {event.epoch:.2f}  {text}  {rate}")
+
+    def _rolled_out(self, event: RolledOut) -> None:
+        """Shows a batch of answers where no step was shown since the last one: off a terminal long steps say nothing
+        else until the next point of the curve."""
+        self._answers = _of_answers(event.metrics)
+        text = f"learning from new answers  {self._answers.rstrip()}"
+        if self._bar is not None:
+            self._bar.update(self._task, description=text)
+        elif self._is_silent and time.perf_counter() - self._last_answers >= 2 * PLAIN_LINE_SECONDS:
+            self._last_answers = time.perf_counter()
+            self._print(f"step {event.step + 1:>6}  {text}")
+        self._is_silent = True
 
     def _doing(self, text: str, step: int) -> None:
         """Shows what goes on between two steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from drivetrain.data.loader import MicroBatch, Window
 from drivetrain.errors import OutOfMemory
@@ -40,6 +40,7 @@ class LoopHooks:
     troubled: Callable[[Anomaly], None] = end_if_stopped  # called by all ranks; raises if the run cannot go on
     # of samples that are this rank's alone to count; None where they have none
     tokens: Callable[[Sequence[MicroBatch]], int | None] = lambda _: None
+    source: Literal["data", "answers"] = "data"  # of windows: read, or made by the model and rewarded
     rank: int = 0
     world: int = 1
     look: Callable[[Window], None] = no_look  # by all ranks, when the gradients are there and the update is not made

@@ -35,7 +35,11 @@ from drivetrain.training.report import Status
 from drivetrain.training.step_guard import Batch, PendingNumbers, Watch
 from drivetrain.workloads.base import BestMetric
 
-LESS_READ = "give fewer or no loader.workers, a smaller loader.prefetch or shorter samples"
+# what becomes a window → how an error calls the work, and what takes less memory in it
+WORK = {
+    "data": ("reading the samples", "give fewer or no loader.workers, a smaller loader.prefetch or shorter samples"),
+    "answers": ("drawing and rewarding answers", "give a smaller micro_batch_size, or shorter prompts or answers"),
+}
 
 
 def train(
@@ -100,8 +104,9 @@ def train(
 
 def _following(windows: Iterator[Window], around: LoopHooks) -> Window | None:
     """Returns the next window; None where a signal ended the wait for it, and the run is as it was before."""
+    what, fix = WORK[around.source]
     try:
-        with around.meters.part("data"), room_for("reading the samples", fix=LESS_READ):
+        with around.meters.part(around.source), room_for(what, fix=fix):
             return next(windows)
     except Stopping:
         return None

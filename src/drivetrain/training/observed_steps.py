@@ -21,7 +21,7 @@ from drivetrain.training.hooks import LoopHooks, no_look
 from drivetrain.training.loop import train
 from drivetrain.training.progress import Progress
 from drivetrain.training.step_guard import Anomaly
-from drivetrain.training.windows import windows_of
+from drivetrain.training.windows import source_of, windows_of
 from drivetrain.training.workload_rules import best_metric
 from drivetrain.workloads.base import Workload
 
@@ -93,6 +93,7 @@ class ObservedSteps:
             meters=meters,
             troubled=numbers.troubled,
             look=look,
+            source=source_of(self._workload),
             after_step=after_step,
         )
         mine = window_slice(self._run, self._machine, self._workload, self._engine)

@@ -46,7 +46,7 @@ from drivetrain.training.progress import Progress
 from drivetrain.training.report import RunReport
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.training.run_report import closing_lines, earlier_report, effective, report_of
-from drivetrain.training.windows import own_tokens
+from drivetrain.training.windows import own_tokens, source_of
 from drivetrain.training.workload_rules import best_metric
 
 INTERRUPTED_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -170,6 +170,7 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
         troubled=Anomalies(parts.folder.trouble, config, engine, workload, ranks, order, cutting, events.send),
         cut_smaller=cutting.cut_smaller,
         tokens=functools.partial(own_tokens, workload, engine.counts_samples),
+        source=source_of(workload),
         rank=ranks.rank,
         world=ranks.world,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Literal
 
 import numpy as np
 
@@ -54,6 +55,11 @@ def windows_of(
         return _made_windows(run, workload, engine, order, steps, mine, journal, covered, made, server)
     loader = run.loader if workers else run.loader.model_copy(update={"workers": 0})
     return training_windows(workload.train, workload.collate, order, steps, mine, loader, pin_memory)
+
+
+def source_of(workload: Workload) -> Literal["data", "answers"]:
+    """Returns what windows are made of."""
+    return "answers" if isinstance(workload, MakesSamples) else "data"
 
 
 def own_tokens(workload: Workload, counts: bool, micro_batches: Sequence[MicroBatch]) -> int | None:
