@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -119,6 +120,17 @@ def test_a_reward_that_fails_always_ends_the_run_with_its_reason(drivetrain: Com
     assert drivetrain("report", str(tmp_path / "run"), "--output", str(page))[0] == 0
     assert f"drivetrain train {tmp_path / 'run' / 'run.yaml'} --resume" in page.read_text()
     assert "drivetrain check" not in page.read_text()
+
+
+def test_a_reward_that_fails_for_some_answers_is_noted_once_with_a_reason(drivetrain: Command, tmp_path: Path) -> None:
+    code, _, err = drivetrain(
+        "train", str(run_file(tmp_path, rewards="tests.rewards.scores:fails_for_short")), "--quiet"
+    )
+    assert code == 0, err
+    [note] = [line for line in err.splitlines() if "the reward fails_for_short failed for" in line]
+    assert re.search(
+        r"failed for \d+ of 12 answers: ValueError: too short \(.*scores\.py, line \d+\)\. They teach nothing", note
+    )
 
 
 def test_a_function_that_returns_one_number_for_several_answers_is_noted_once(

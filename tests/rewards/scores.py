@@ -42,6 +42,13 @@ def of_row(prompts: list[Any], completions: list[Any], level: list[int], answer:
     return [each + len(one[0]["content"]) / 1000 for each, one in zip(level, completions, strict=True)]
 
 
+def fails_for_short(completions: list[str]) -> list[float]:
+    """Fails for about half of the answers of a model that knows nothing."""
+    if any(text.encode().hex() < "8" for text in completions):
+        raise ValueError("too short")
+    return [1.0 for _ in completions]
+
+
 async def later(completions: list[str], factor: float) -> list[float]:
     await asyncio.sleep(0.01)
     return [factor * len(each) for each in completions]

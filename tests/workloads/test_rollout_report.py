@@ -96,7 +96,6 @@ def test_a_usual_course_is_not_remarked_on() -> None:
         ({"kl": 0.9}, "far from its reference"),
         ({"groups_without_signal": 0.9}, "of the groups have no signal"),
         ({"entropy": 0.05}, "with little variety: 0.05 nats"),
-        ({"rewards_failed": 2.0}, "answers a batch have none"),
     ],
 )
 def test_each_sign_is_reported_once(later: dict[str, float], why: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from drivetrain.config.reinforcement import Reward
 from drivetrain.data.language.samples import PromptRow
-from drivetrain.errors import RunError, together
+from drivetrain.errors import RunError, counted, together
 from drivetrain.rewards.asking import AskedReward, Group, Scored
 from drivetrain.runtime.journal import Journal
 from drivetrain.workloads.generating import Making, Prompt
@@ -36,8 +36,8 @@ class Rewarding:
         """columns: those that rows have, which functions of the user's own may name."""
         self._weights = {each.label: each.weight for each in rewards}
         self._asked = [AskedReward(each, n, columns) for n, each in enumerate(rewards) if each.model is None]
-        self._notes: dict[str, str] = {}  # by label
-        self._reported: set[str] = set()
+        self._notes: dict[tuple[str, str], str] = {}  # by label, and what it is about
+        self._reported: set[tuple[str, str]] = set()
 
     def start(self, keep: bool = True) -> None:
         """Starts the processes of all functions together. Raises UserError with every function that cannot be called;
@@ -67,9 +67,7 @@ class Rewarding:
         own: list[list[Scored]] = [scored for scored, _ in asked_for]
         everyone = passes.of_data_ranks([_Failures.of(*each) for each in asked_for])
         for asked, of_ranks in zip(self._asked, zip(*everyone, strict=True), strict=True):
-            _refuse_if_all_failed(asked.reward.label, of_ranks)
-            for why in (each.wrong_count for each in of_ranks if each.wrong_count is not None):
-                self._notes.setdefault(asked.reward.label, why)
+            self._note(asked.reward.label, of_ranks)
         found = {name: [Scored(score) for score in of_model] for name, of_model in scores.items()}
         for asked, of_reward in zip(self._asked, own, strict=True):
             found[asked.reward.label] = of_reward
@@ -77,14 +75,25 @@ class Rewarding:
         rows = zip(*(found[name] for name in names), strict=True)
         return [_summed(dict(zip(names, row, strict=True)), self._weights) for row in rows]
 
+    def _note(self, label: str, of_ranks: Sequence[_Failures]) -> None:
+        """Keeps what a user should know of a reward's calls. Raises RunError if it failed for all of several answers of
+        all ranks."""
+        answers, failed = sum(each.answers for each in of_ranks), sum(each.failed for each in of_ranks)
+        reason = next((each.first for each in of_ranks if each.first is not None), "")
+        if failed == answers > 1:
+            raise RunError(f"the reward {label} failed for all {answers} answers: {reason}. {ALL_FAILED}")
+        if failed:
+            why = f"the reward {label} failed for {failed:,} of {counted(answers, 'answer')}: {reason}"
+            self._notes.setdefault((label, "failed"), f"{why}. They teach nothing; samples.jsonl has each one's reason")
+        for why in (each.wrong_count for each in of_ranks if each.wrong_count is not None):
+            again = f"the reward {label} was asked again for each answer by itself: {why}"
+            self._notes.setdefault((label, "count"), f"{again}; return a list with a number for each")
+
     def notes(self) -> list[str]:
         """Returns what a user should know of the calls so far; each thing once."""
-        new = {label: why for label, why in self._notes.items() if label not in self._reported}
+        new = {about: note for about, note in self._notes.items() if about not in self._reported}
         self._reported |= new.keys()
-        return [
-            f"the reward {label} was asked again for each answer by itself: {why}; return a list with a number for each"
-            for label, why in new.items()
-        ]
+        return list(new.values())
 
     def _of(self, asked: AskedReward, groups: Sequence[Sequence[Answered]], journal: Journal) -> list[Scored]:
         """Returns one reward's values of all answers, group after group. Values that failed are not kept: a run that is
@@ -135,13 +144,6 @@ class _Failures:
     def of(cls, scored: Sequence[Scored], wrong_count: str | None = None) -> _Failures:
         reasons = [each.failure for each in scored if each.failure is not None]
         return cls(len(scored), len(reasons), reasons[0] if reasons else None, wrong_count)
-
-
-def _refuse_if_all_failed(label: str, of_ranks: Sequence[_Failures]) -> None:
-    answers, failed = sum(each.answers for each in of_ranks), sum(each.failed for each in of_ranks)
-    if failed == answers > 1:
-        reason = next(each.first for each in of_ranks if each.first is not None)
-        raise RunError(f"the reward {label} failed for all {answers} answers: {reason}. {ALL_FAILED}")
 
 
 def _group(answers: Sequence[Answered]) -> Group:

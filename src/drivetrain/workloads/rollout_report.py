@@ -143,7 +143,6 @@ class History:
             "signal": now("groups_without_signal") > FEW,
             "entropy": now("entropy") < 0.1 * first("entropy"),
             "mismatch": now("mismatch") > APART and math.isnan(now("importance_weight")),
-            "failed": now("rewards_failed") > 0,
         }
         over = f"mean of the last {WINDOW} batches of answers"
         texts = {
@@ -159,7 +158,6 @@ class History:
             f"{first('entropy'):.2g} at first: raise clip_high or the temperature",
             "mismatch": f"the generator's log-probabilities are {now('mismatch'):.2g} nats a token off the trainer's, "
             f"{over}: give importance_cap: 2, or a precision of more bits",
-            "failed": f"rewards fail: {now('rewards_failed'):.1f} answers a batch have none (samples.jsonl has why)",
         }
         return [(name, texts[name]) for name, there in signs.items() if there]
 
