@@ -94,6 +94,17 @@ def test_a_function_gets_columns_and_messages_of_each_row(drivetrain: Command, t
     assert json.loads(out)["metrics"]["reward"] >= 2
 
 
+def test_a_column_of_a_later_data_set_is_known_however_long_the_first_is(
+    drivetrain: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drivetrain.workloads.judged_rows.LOOKED_AT", 2)
+    path = run_file(tmp_path, rewards={"use": "tests.rewards.scores:by_level", "options": {"base": 1}})
+    write_lines(tmp_path / "more.jsonl", [{"prompt": "say", "answer": "x", "level": 2}])
+    sets = f"workload.data.train=[{tmp_path / 'rows.jsonl'}, {tmp_path / 'more.jsonl'}]"
+    code, _, err = drivetrain("train", str(path), "--quiet", sets, "workload.data.evaluation_fraction=0")
+    assert code == 0, err
+
+
 @pytest.mark.parametrize(
     ("name", "why"), [("nothing", "scores has no nothing"), ("needs_more", "missing a required argument: 'solution'")]
 )

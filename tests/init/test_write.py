@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from PIL import Image
 
@@ -139,6 +141,27 @@ def test_pictures_with_a_table_of_labels_are_found_from_the_folder(here: Path) -
     data = read_yaml(here / "run.yaml")["workload"]["data"]
     assert (data["source"], data["image_column"], data["label_column"]) == ("table", "file", "kind")
     trains("run.yaml")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("reply", ["completion", "answer", "solution"])
+def test_prompts_of_messages_with_replies_beside_them_are_conversations(here: Path, suffix: str, reply: str) -> None:
+    """TRL's conversational rows, as the hub has them. The run file that is written reads them."""
+    answer = [{"role": "assistant", "content": "Hello"}] if reply == "completion" else "Hello"
+    rows = [{"prompt": [{"role": "user", "content": f"Hi {n}"}], reply: answer, "tags": ["a"]} for n in range(12)]
+    path = here / f"talks{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    made = written(None, path, Path("run.yaml"))
+    assert any("in the format of openai" in each for each in made.decisions)
+    run, problems = load(here / "run.yaml", ["workload.data.evaluation_fraction=0"])
+    assert run is not None
+    assert not problems
+    samples = LanguageReader(run.workload, 0).read().train  # type: ignore[arg-type]
+    assert samples is not None
+    assert len(samples) == 12
 
 
 def test_questions_and_answers_are_conversations_by_their_columns(here: Path) -> None:

@@ -25,9 +25,14 @@ def by_level(completions: list[str], answer: list[str], level: list[int | None],
 
 
 def names(**others: Any) -> list[float]:
-    assert set(others) == {"prompts", "completions", "completion_ids", "references", "level"}
+    assert set(others) == {"prompts", "completions", "completion_ids", "references", "level", "no name"}
     assert others["prompts"] == ["p"]
     return [float(each) for each in others["level"]]
+
+
+def star(completions: list[str], *rest: Any) -> list[float]:
+    assert not rest
+    return [len(each) for each in completions]
 
 
 def of_messages(prompts: list[Any], completions: list[Any]) -> list[int]:

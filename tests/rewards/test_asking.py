@@ -127,7 +127,8 @@ def test_a_function_gets_the_columns_that_it_names() -> None:
 def test_a_function_with_others_gets_all_columns_but_those_called_as_its_lists_are() -> None:
     reward = AskedReward(Reward(use="tests.rewards.scores:names"), 0, ["level", "prompts", "no name"])
     found: dict[int, Sequence[Scored]] = {}
-    reward.ask([(0, Group("p", None, ["a"], [[1]], {"level": 1, "prompts": "other", "no name": 2}))], found.__setitem__)
+    row = {"level": 1, "prompts": "other", "no name": 2}
+    reward.ask([(0, Group("p", None, ["a"], [[1]], row))], found.__setitem__)
     assert found[0] == [Scored(1.0)]
 
 
@@ -137,6 +138,14 @@ def test_a_function_may_get_messages_as_trl_has_them() -> None:
     prompt = [{"role": "user", "content": "2 + 2?"}]
     reward.ask([(0, Group("user: 2 + 2?", None, ["4", "five"], [[1], [2]], {}, prompt))], found.__setitem__)
     assert [each.value for each in found[0]] == [7, 10]
+
+
+def test_what_takes_no_argument_by_name_gets_no_column() -> None:
+    """`*rest` is no parameter called rest."""
+    reward = AskedReward(Reward(use="tests.rewards.scores:star"), 0, ["rest"])
+    found: dict[int, Sequence[Scored]] = {}
+    reward.ask([(0, Group("p", None, ["abc"], [[1]], {"rest": 1}))], found.__setitem__)
+    assert found[0] == [Scored(3.0)]
 
 
 def test_a_verifier_that_ships_gets_no_columns() -> None:

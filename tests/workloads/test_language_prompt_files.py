@@ -98,6 +98,15 @@ def test_the_runs_own_names_of_columns_and_its_system_message_hold(tmp_path: Pat
     assert all(each.text.startswith("<|im_start|>system\nBe brief.<|im_end|>") for each in prompts)
 
 
+def test_prompts_of_messages_have_the_answers_beside_them_as_references(tmp_path: Path) -> None:
+    rows = [{"prompt": [USER], "answer": 1}, {"prompt": [USER], "answer": None}]
+    prompts = found(tmp_path, Path(write_lines(tmp_path / "p.jsonl", rows)))
+    assert [each[2] for each in asked(prompts)] == ["1", None]
+    assert found(tmp_path, Path(write_lines(tmp_path / "whole.jsonl", rows[:1]))) is None, (
+        "the reader of samples has it"
+    )
+
+
 def test_what_has_all_its_replies_or_no_prompt_is_left_to_the_reader_of_samples(tmp_path: Path) -> None:
     others = [
         [talk("say 1", "1")],

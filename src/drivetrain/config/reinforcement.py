@@ -98,10 +98,7 @@ class Reward(Frozen):
     time_limit: float = doc("Seconds a call may take; then its process is ended, and the answer has none", 30, gt=0)
     processes: int = doc("Processes that compute it, on each rank", 1, gt=0)
     options: dict[str, Any] = doc("Further keyword arguments of the function: {pattern: ...} of regex", {})
-    messages: bool = doc(
-        "A function of your own gets prompts and completions as lists of {role, content}, as TRL has them of messages",
-        False,
-    )
+    messages: bool = doc("A function of your own gets texts as lists of {role, content}", False)
 
     @property
     def label(self) -> str:

@@ -12,13 +12,14 @@ from typing import Any
 from drivetrain.data.csv_records import separated_otherwise
 from drivetrain.data.language.guessed_formats import guessed_messages
 from drivetrain.data.language.preference_rows import Preferences
+from drivetrain.data.language.prompt_replies import reply_column
 from drivetrain.errors import counted, problem
 
 ROWS = 2000  # looked at
 LABELS = ("label", "labels", "class", "category", "target", "sentiment", "stars", "rating", "intent", "topic", "y")
 TEXTS = ("text", "review", "sentence", "content", "comment", "body", "message", "tweet", "title", "description", "x")
 ASKED = ("instruction", "prompt", "question", "query")
-ANSWERED = ("output", "response", "answer", "completion", "reply")
+ANSWERED = ("output", "response", "answer", "completion", "reply", "solution", "ground_truth")
 MOST_CLASSES = 1000
 LONG_NAME = 60  # characters: a column's name is shorter
 HAN = re.compile(r"[\u4e00-\u9fff]")
@@ -158,15 +159,25 @@ def _kind_of_table(path: Path, table: Any, text: str | None, label: str | None, 
         return pictures
     asked, answered = named(columns, ASKED), named(columns, ANSWERED)
     if asked and answered and text is None and label is None:
-        of_messages = guessed_messages(rows, asked, {})
-        if of_messages is not None:
-            own_names = {"messages": asked, "response": answered}
+        plain = [_as_lists(row) for row in rows]
+        of_messages, reply = guessed_messages(plain, asked, {}), reply_column(plain, True)
+        if of_messages is not None and reply is not None:
+            own_names = {"messages": asked, "response": reply}
             return Conversations(str(path), of_messages, len(table), texts_within(rows), own_names)
         given = {"prompt": asked, "response": answered}
         own = {"prompt": "instruction", "response": "output"}
         differing = {name: found for name, found in given.items() if found != own[name]}
         return Conversations(str(path), "alpaca", len(table), texts_within(rows), differing)
     return _labelled(path, table, columns, text, label, short)
+
+
+def _as_lists(value: Any) -> Any:
+    """Returns a value of a table with lists in place of arrays, as parquet files have them."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {name: _as_lists(each) for name, each in value.items()}
+    return [_as_lists(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _labelled(path: Path, table: Any, columns: list[str], text: str | None, label: str | None, short: int = 0) -> Kind:

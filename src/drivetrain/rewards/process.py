@@ -77,7 +77,9 @@ class RewardProcess:
         """Returns `count` rewards, None where the function has none, and beside each the reason if the function's value
         is no reward. Raises FailedCall with the reason if it gave none."""
         self.start()
-        found = self._asked(given, self._reward.time_limit)
+        row = given.get("columns", {})
+        named = {name: row[name] for name in self._columns if name in row}
+        found = self._asked({**given, "columns": named}, self._reward.time_limit)
         if "values" not in found:
             raise FailedCall(found.get("error") or ": ".join(found["problem"]))
         values = found["values"]

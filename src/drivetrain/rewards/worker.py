@@ -55,8 +55,9 @@ def _loaded(settings: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
     options = settings["options"]
     parameters = inspect.signature(function).parameters.values()
     takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
-    names = {each.name for each in parameters}
-    columns = [each for each in settings["columns"] if each not in (*GIVEN, *options) and each.isidentifier()]
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = {each.name for each in parameters if each.kind in by_name}
+    columns = [each for each in settings["columns"] if each not in (*GIVEN, *options)]
     given = [name for name in (*GIVEN, *columns) if takes_all or name in names]
     try:
         inspect.signature(function).bind(**dict.fromkeys(given), **options)
@@ -72,7 +73,7 @@ def _loaded(settings: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
         _check_isolation(options, field)
 
     def call(arguments: dict[str, Any]) -> Any:
-        count, row = len(arguments["completions"]), arguments.get("columns", {})
+        count, row = len(arguments["completions"]), arguments["columns"]
         lists = {name: arguments[name] if name in GIVEN else [row.get(name)] * count for name in given}
         found = function(**lists, **options)
         return asyncio.run(found) if inspect.iscoroutine(found) else found

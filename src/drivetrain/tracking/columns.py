@@ -16,7 +16,7 @@ from drivetrain.tracking.events import MOST_SHARES
 from drivetrain.tracking.jsonl import parsed_lines
 
 PARTS = (  # of a training's time
-    *("data", "forward", "backward", "forward_backward", "optimizer"),
+    *("data", "answers", "forward", "backward", "forward_backward", "optimizer"),
     *("statistics", "evaluation", "samples", "save"),
 )
 COLUMNS = {  # column → field of a step

@@ -20,7 +20,7 @@ def check_references(samples: Samples, rewards: Sequence[Reward], warn: Callable
     if all(known):
         return
     names = " and ".join(dict.fromkeys(str(each.use) for each in comparing))
-    looked = f"the first {len(known):,} prompts" if len(known) == LOOKED_AT else f"{len(known):,} prompts"
+    looked = f"{'' if len(known) == len(samples) else 'the first '}{len(known):,} prompts"
     if not any(known) and len(comparing) == len(rewards):
         why = f"of {looked} none has a reply in the data, with which {names} compares answers: none gets a reward"
         fix = "give the rows their right answers (as output), or a reward that needs none: a function or a model"
@@ -44,6 +44,7 @@ def column_names(every: Sequence[Samples | None], rewards: Sequence[Reward]) -> 
 
 
 def _first(samples: Samples | None) -> Iterator[PromptRow]:
-    """Yields the rows of the first prompts."""
-    parts = samples.parts if isinstance(samples, JoinedSamples) else ()
-    return islice((row for part in parts if isinstance(part, PromptSamples) for row in part.rows), LOOKED_AT)
+    """Yields the rows of each data set's first prompts."""
+    for part in samples.parts if isinstance(samples, JoinedSamples) else ():
+        if isinstance(part, PromptSamples):
+            yield from islice(part.rows, LOOKED_AT)

@@ -398,9 +398,29 @@ def test_of_a_prompt_of_messages_earlier_replies_are_not_trained() -> None:
 def test_a_prompt_of_messages_without_its_completion_is_a_problem() -> None:
     rows = [{"prompt": ASKED, "completion": "Hello"}, {"prompt": ASKED, "completion": None}, {"completion": "Hello"}]
     got = read(rows, guess_formatting(rows, "F", "a.json"))
-    assert [each.why for each in got.problems] == ["no message is the assistant's", "prompt is missing"]
+    assert [each.why for each in got.problems] == ["completion is missing or empty", "prompt is missing"]
 
 
 def test_labelled_completions_are_no_conversations() -> None:
     with pytest.raises(UserError, match="no format that is known"):
         guess_formatting([{**TRL["texts"], "label": True}], "F", "a.json")
+
+
+def test_a_prompt_without_a_question_is_no_conversation_whatever_the_reply() -> None:
+    alone = {"prompt": [{"role": "system", "content": "s"}], "completion": "a"}
+    rows = [{"prompt": ASKED, "completion": "Hello"}, alone]
+    [why] = [each.why for each in read(rows, guess_formatting(rows, "F", "a.json")).problems]
+    assert why == "prompt has no message but the system's: nothing is asked"
+
+
+def test_a_misspelt_column_of_replies_is_named_with_the_nearest() -> None:
+    rows = [{"prompt": ASKED, "answer": "a"}]
+    form = guess_formatting(rows, "F", "a.json", {"messages": "prompt", "response": "anwser"})
+    with pytest.raises(UserError, match=r"(?s)no row has the column 'anwser'.*did you mean answer\?"):
+        read(rows, form)
+
+
+def test_rows_with_labels_have_no_column_of_replies() -> None:
+    form = RowSchema("openai", {"messages": "prompt", "response": "answer", "kto_tag": "good"}, labels=True)
+    with pytest.raises(UserError, match=r"the format openai has no columns\.response"):
+        read([{"prompt": ASKED, "answer": "a", "good": True}], form)

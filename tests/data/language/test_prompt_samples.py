@@ -119,6 +119,67 @@ def test_the_right_answer_may_stand_in_a_column_of_its_own(tmp_path: Path, row: 
     assert found == prompts(tmp_path, train=str(tmp_path / "with.json"), **same)
 
 
+NONE: dict[str, dict[str, Any]] = {
+    "calls of functions": {"ground_truth": [{"name": "add", "arguments": {}}]},
+    "a list of texts": {"answer": ["4", "four"]},
+    "no number": {"answer": float("nan")},
+    "an object": {"solution": {"value": 4}},
+    "a truth": {"answer": True},
+}
+
+
+@pytest.mark.parametrize("asked", ["text", "messages"])
+@pytest.mark.parametrize("beside", NONE.values(), ids=NONE)
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_no_reply_is_a_column_of_the_prompt_alone(
+    tmp_path: Path, beside: dict[str, Any], asked: str, late: bool
+) -> None:
+    """Also where the first rows have texts or nothing in that column."""
+    prompt = {"prompt": [USER] if asked == "messages" else "2 + 2?"}
+    before = [prompt | dict.fromkeys(beside, "4")] * 21 if late else []
+    (tmp_path / "own.json").write_text(json.dumps([*before, prompt | beside]))
+    data = {"train": str(tmp_path / "own.json"), "template": "chatml", "length": 64, "evaluation_fraction": 0}
+    samples = workload(tmp_path, data=data, rewards=BRIEF).train
+    last = samples.load(len(samples) - 1, 0)
+    assert len(samples) == len(before) + 1
+    assert last.row.reference is None
+    assert str(last.row.columns) == str(beside)
+
+
+def test_a_whole_number_of_a_column_with_gaps_is_written_as_one(tmp_path: Path) -> None:
+    rows_of = [{"prompt": "2 + 2?", "answer": 4.0}, {"prompt": "2 + 2?", "answer": 0.5}, {"prompt": "x"}]
+    (tmp_path / "own.json").write_text(json.dumps(rows_of))
+    assert [each for _, each in prompts(tmp_path, train=str(tmp_path / "own.json"))] == ["4", "0.5", None]
+
+
+def test_a_completion_of_several_messages_is_no_part_of_the_prompt(tmp_path: Path) -> None:
+    """As in TRL. None of its messages alone is the answer."""
+    reply = [{"role": "assistant", "content": "a"}, USER, {"role": "assistant", "content": "4"}]
+    (tmp_path / "own.json").write_text(json.dumps([{"prompt": [USER], "completion": reply}]))
+    (tmp_path / "alone.json").write_text(json.dumps([{"prompt": [USER]}]))
+    same = {"template": "chatml", "length": 64}
+    found = prompts(tmp_path, train=str(tmp_path / "own.json"), **same)
+    assert found == prompts(tmp_path, train=str(tmp_path / "alone.json"), **same)
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"messages": [{"role": "system", "content": "s"}], "answer": "5"}, "nothing is asked"),
+        ({"messages": [USER, {"role": "system", "content": "s"}], "answer": "5"}, "ends with a message of the system"),
+        ({"prompt": [USER, {"role": "assistant", "content": "a"}], "completion": "b"}, "ends with a reply, and a col"),
+        ({"prompt": [], "completion": "b"}, "prompt is empty"),
+    ],
+)
+def test_a_prompt_with_its_answer_beside_it_is_checked_as_any_other(
+    tmp_path: Path, row: dict[str, Any], why: str
+) -> None:
+    good = {("prompt" if "prompt" in row else "messages"): [USER]}
+    (tmp_path / "own.json").write_text(json.dumps([good, row]))
+    with pytest.raises(UserError, match=why):
+        prompts(tmp_path, train=str(tmp_path / "own.json"), template="chatml")
+
+
 def test_the_column_of_right_answers_may_be_named(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text(json.dumps([{"prompt": [USER], "answer": "no", "truth": "4"}]))
     source = {"path": str(tmp_path / "rows.json"), "columns": {"messages": "prompt", "response": "truth"}}
@@ -143,16 +204,20 @@ def test_a_prompt_has_its_messages_and_the_columns_of_its_row(
     data = {"train": str(tmp_path / "own.jsonl"), "evaluation_fraction": 0, "template": "chatml", "length": 64}
     work = workload(tmp_path, data={**data, "cache": str(tmp_path / "cache")}, rewards=BRIEF)
     first, second = (work.train.load(index, 0).row for index in (0, 1))
-    assert first == ([USER], "4", {name: value for name, value in given.items() if name != "prompt"})
+    columns = {name: value for name, value in given.items() if name != "prompt"}
+    assert first == ([USER], "4", columns)
     assert second == ([USER], None, {"more": 0.5})
 
 
 def test_columns_that_json_has_no_form_for_are_texts(tmp_path: Path) -> None:
-    table = pyarrow.table({"prompt": ["2 + 2?"], "day": [datetime.date(2026, 1, 2)], "bytes": [b"x"]})
+    by_day = pyarrow.array([[(datetime.date(2026, 1, 2), 1)]], pyarrow.map_(pyarrow.date32(), pyarrow.int64()))
+    day = [datetime.date(2026, 1, 2)]
+    table = pyarrow.table({"prompt": ["2 + 2?"], "day": day, "bytes": [b"x"], "by_day": by_day})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
     data = {"train": str(tmp_path / "rows.parquet"), "evaluation_fraction": 0}
     row = workload(tmp_path, data=data, rewards=BRIEF).train.load(0, 0).row
     assert row.columns["day"] == "2026-01-02"
+    assert "2026" in str(row.columns["by_day"])
 
 
 def test_preferences_read_as_prompts_have_the_chosen_answer_as_reference(tmp_path: Path) -> None:

@@ -15,11 +15,13 @@ from drivetrain.data.language.alpaca import read_alpaca
 from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.openai_messages import read_openai
 from drivetrain.data.language.prompt_replies import (
+    STAND_IN,
     columns_of,
-    has_reply,
+    ends_with_reply,
+    own_reply,
     prompt_of,
-    with_own_reply,
-    with_stand_in,
+    reference_of,
+    with_reply,
 )
 from drivetrain.data.language.row_schema import (
     TAGS,
@@ -97,21 +99,40 @@ def read_conversation(row: Mapping[str, Any], form: RowSchema, where: str, repla
     if form.labels:
         return _read_labelled(row, form, where, replace)
     if form.prompts:
-        own = row if has_reply(row, form) else with_own_reply(row, form)
-        found = _read_one(own or with_stand_in(row, form), form, where, replace)
-        return dataclasses.replace(found if own else prompt_of(found), columns=columns_of(row, form))
+        return _read_prompt(row, form, where, replace)
     if form.replies_apart:
         return _read_answered(row, form, where, replace)
     return _read_pair(row, form, where, replace) if form.pairs else _read_one(row, form, where, replace)
 
 
+def _read_prompt(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:
+    """Reads a prompt with the row's columns, and with its reply where the row has one, at its end or in a column."""
+    columns = columns_of(row, form)
+    if ends_with_reply(row, form):
+        found = _read_one(row, form, where, replace)
+        if form.required["messages"] == "prompt" and reference_of(row, form) is not None:
+            raise RowError("its prompt ends with a reply, and a column beside it has another: one of them has to go")
+        return dataclasses.replace(found, columns=columns)
+    reference = reference_of(row, form)
+    whole = _read_one(with_reply(row, form, reference or STAND_IN), form, where, replace)
+    prompt = prompt_of(whole)
+    messages = prompt.messages if reference is None else (*prompt.messages, whole.messages[-1])
+    return dataclasses.replace(prompt, messages=messages, columns=columns)
+
+
 def _read_answered(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:
-    """Reads messages whose reply stands in a column of its own, which alone is trained (TRL's prompt and
-    completion)."""
-    found = _read_one(with_own_reply(row, form) or row, form, where, replace)
-    reply = row.get(form.columns["response"])
+    """Reads messages whose reply stands in a column of its own. Of the replies that one alone is trained on, as of
+    TRL's prompt and completion."""
+    reply = own_reply(row, form)
+    if reply is None:
+        raise RowError(f"{form.columns['response']} is missing or empty")
+    if not isinstance(row.get(form.required["messages"]), list):
+        return _read_one(row, form, where, replace)  # raises what is wrong with it
+    found = _read_one(with_reply(row, form, reply), form, where, replace)
     first = len(found.messages) - (len(reply) if isinstance(reply, list) else 1)
     context = tuple(dataclasses.replace(each, trained=False) for each in found.messages[:first])
+    if not any(each.role != "system" for each in context):
+        raise RowError(f"{form.required['messages']} has no message but the system's: nothing is asked")
     return dataclasses.replace(found, messages=context + found.messages[first:])
 
 
@@ -229,7 +250,7 @@ OF_PREFERENCES = ("chosen", "rejected", "completions", "scores", "ranks", "label
 def check_names(form: RowSchema, replace: Mapping[str, str], field: str) -> None:
     """Raises UserError for columns and tags that the format does not have, and for an invalid placeholder."""
     problems = []
-    apart = ("response",) if form.formatting in ("sharegpt", "openai") else ()
+    apart = ("response",) if form.replies_apart else ()
     known = {"columns": (*USED[form.formatting], *OF_PREFERENCES, *apart), "tags": tuple(TAGS)}
     for block, given in {"columns": form.columns, "tags": form.tags}.items():
         for name in given:
@@ -250,7 +271,7 @@ def check_columns(form: RowSchema, keys: Sequence[str], field: str, needed: Cont
     """
     problems, others = [], []
     for name, column in form.named.items():
-        if form.prompts and name == "response":
+        if form.prompts and name == "response" and (form.by_usual_names or name not in form.columns):
             continue
         if column not in keys and needed is not None and name not in needed:
             others.append(column)

@@ -61,10 +61,11 @@ def _as_trl(
     """Returns the schema of rows that have a prompt, of messages or a text, and the reply beside it, as TRL has
     them. None if the reply is labelled: such rows are preferences."""
     keys = list(dict.fromkeys(key for row in first for key in row))
-    reply, column = columns.get("response") or reply_column(first), columns.get("messages", "prompt")
-    if reply is None or any(tag in keys for tag in KTO_TAGS):
-        return None
+    column = columns.get("messages", "prompt")
     formatting = guessed_messages(first, column, tags)
+    reply = columns.get("response") or reply_column(first, formatting is not None)
+    if reply is None or "chosen" in keys or any(tag in keys for tag in KTO_TAGS):
+        return None
     if formatting is not None:
         named = {**present(keys, formatting), **columns, "messages": column, "response": reply}
         return RowSchema(formatting, named, tags, by_usual_names=not columns)

@@ -37,19 +37,19 @@ def prompt_schema(first: Sequence[Mapping[str, Any]], source: DataSource) -> Row
         formatting = guessed_messages(first, column, tags)
         if formatting is not None and "instruction" not in keys:
             named = {**present(keys, formatting), **columns, "messages": column}
-            return RowSchema(formatting, named, tags, by_usual_names=True, prompts=True)
+            return with_reply_column(RowSchema(formatting, named, tags, by_usual_names=True, prompts=True), first)
     prompt = next((each for each in PROMPTS if each in keys), None)
     if prompt is None or any(isinstance(row.get(each), list) for row in first for each in (prompt, *MESSAGES)):
         return None
     # as in training data a bare "input" belongs to an instruction alone
     beside = present(keys, "alpaca") if prompt == "instruction" else {}
-    named = {**beside, "prompt": prompt, "response": reply_column(first) or COLUMNS["alpaca"]["response"]}
+    named = {**beside, "prompt": prompt, "response": reply_column(first, False) or COLUMNS["alpaca"]["response"]}
     return RowSchema("alpaca", named, tags, by_usual_names=True, prompts=True)
 
 
 def with_reply_column(form: RowSchema, first: Sequence[Mapping[str, Any]]) -> RowSchema:
     """Returns the schema of rows of messages, which may have the right answer in a column of its own."""
-    column = reply_column(first) if form.by_usual_names and form.formatting != "alpaca" else None
+    column = reply_column(first, True) if form.by_usual_names and form.formatting != "alpaca" else None
     if column is None or "response" in form.columns or column == form.required.get("messages"):
         return form
     return replace(form, columns={**form.columns, "response": column})

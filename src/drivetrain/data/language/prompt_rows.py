@@ -16,7 +16,7 @@ from drivetrain.data.data_files import data_files, is_there
 from drivetrain.data.language.conversation_formats import read_conversation
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.prompt_forms import prompt_schema
-from drivetrain.data.language.prompt_replies import has_reply
+from drivetrain.data.language.prompt_replies import lacks_reply
 from drivetrain.data.language.row_forms import LOOKED_AT
 from drivetrain.data.language.row_schema import RowError, RowSchema
 from drivetrain.data.packed_files import ending
@@ -43,8 +43,8 @@ class PromptFiles:
 
     @cached_property
     def lack_replies(self) -> bool:
-        """Returns whether some row does not end with a reply. Reads up to the first of them."""
-        return any(not has_reply(row, self.form) for file in self.files for row in _rows(file))
+        """Returns whether some row has no reply. Reads up to the first of them."""
+        return any(_lacks_reply(row, self.form) for file in self.files for row in _rows(file))
 
     def read(self, broken: list[Problem]) -> Iterator[Conversation | BadRow]:
         """Yields each row's conversation, or why it has none; a prompt alone ends with another message than a reply.
@@ -94,3 +94,10 @@ def prompt_files(path: str, field: str, source: DataSource, system: str | None) 
 def _rows(file: RowFile) -> Iterator[Mapping[str, Any]]:
     for block in file.blocks():
         yield from block.rows
+
+
+def _lacks_reply(row: Mapping[str, Any], form: RowSchema) -> bool:
+    try:
+        return lacks_reply(row, form)
+    except RowError:  # reported when the row is read
+        return False

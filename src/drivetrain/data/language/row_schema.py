@@ -117,7 +117,8 @@ class RowSchema:
     @cached_property
     def replies_apart(self) -> bool:
         """Returns whether the reply to a list of messages stands in a column of its own."""
-        return self.formatting in ("sharegpt", "openai") and "response" in self.columns and not self.ranking
+        one = not (self.ranking or self.labels or self.steps)
+        return self.formatting in ("sharegpt", "openai") and "response" in self.columns and one
 
     @cached_property
     def sides(self) -> tuple[RowSchema, RowSchema]:
@@ -142,7 +143,8 @@ class RowSchema:
         given = {name: column for name, column in self.columns.items() if name in USED[self.formatting]}
         if self.ranking:
             given.pop("response", None)
-        return {**given, **self.required}
+        apart = {"response": self.columns["response"]} if self.replies_apart else {}
+        return {**given, **apart, **self.required}
 
     def value(self, row: Mapping[str, Any], name: str) -> Any:
         """Returns the row's value in the column of that name; None if it has no such column, or null."""

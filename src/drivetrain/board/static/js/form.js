@@ -140,7 +140,7 @@ function Options({ field, own, standing, change, common }) {
     ${field.choices.map((each) => html`<option value=${asText(each)}>${asText(each)}</option>`)}</select>`;
 }
 
-// A text control keeps what is typed while it has the focus, whatever a check brings back.
+// A text control keeps what is typed while it has the focus.
 function Typed({ field, own, standing, change, common }) {
   const [typed, setTyped] = useState(null);
   const shown = typed ?? asText(own);

@@ -112,7 +112,7 @@ function expression(form) {
   return new RegExp(`^${plain.replace(/\{(\w+)\}/g, (_, name) => `(?<${name}>${NUMBERS.has(name) ? "[\\d,.]+" : ".+?"})`)}$`, "s");
 }
 
-// Returns the language of a text of the server's, for screen readers, where it is not the page's.
+// Returns the language of the server's text where it is not the page's.
 export const tongue = (text) => (language.value !== "en" && text && said(text) === text ? "en" : undefined);
 
 // Returns the language of a log, which is always English, likewise.

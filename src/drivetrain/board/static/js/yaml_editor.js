@@ -119,7 +119,7 @@ function go({ EditorView }, view, line, column) {
   view.focus();
 }
 
-// Brings in a text that the form changed: only what differs, so that the cursor stays where it is.
+// Brings in what the form changed, and no more: the cursor stays.
 function show(view, text) {
   const now = view.state.doc.toString();
   if (now === text) return;
